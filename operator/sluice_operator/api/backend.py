@@ -1,0 +1,255 @@
+"""InferenceBackend: one immutable, routable version of a model with its engine settings.
+
+What changes answers is immutable (CEL rule on the spec), so nothing reaches users by an edit in place: a new version is a
+new object. Replicas, cost, owner, scheduling and the card may change.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from pydantic import Field
+
+from .common import Condition, DataClass, Decimal, DnsLabel, Metadata, Quantity, SecretKeyRef, Spec
+
+
+class DType(StrEnum):
+    """Element type in which weights and activations are held."""
+
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    FLOAT32 = "float32"
+
+
+class Quantization(StrEnum):
+    """What is done to the weights after loading; part of the backend's identity."""
+
+    NONE = "None"
+    INT8 = "Int8"
+
+
+class UpdateStrategy(StrEnum):
+    """How pods are replaced."""
+
+    AUTO = "Auto"
+    SURGE = "Surge"
+    REPLACE = "Replace"
+
+
+class HuggingFaceSource(Spec):
+    """A Hugging Face repository at a revision; downloaded by the pod."""
+
+    repo: str = Field(pattern=r"^[A-Za-z0-9._-]+/[A-Za-z0-9._-]+$", max_length=200)
+    """Repository id, owner/name."""
+    revision: str = Field(min_length=1, max_length=100)
+    """Commit to load. A branch name is allowed, but the backend then stands or falls with the digest of what was loaded first."""
+    token_secret: SecretKeyRef | None = None
+    """Access token for a gated repository."""
+
+
+class VolumeClaimSource(Spec):
+    """A directory on a PersistentVolumeClaim in the same namespace, mounted read-only."""
+
+    claim_name: DnsLabel
+    """Name of the claim."""
+    path: str = Field(default="", max_length=500, pattern=r"^([^/].*)?$")
+    """Directory of the model inside the volume, relative."""
+
+
+class ImageSource(Spec):
+    """An OCI image that holds the model's files; an init container copies them, so it needs `cp`."""
+
+    reference: str = Field(min_length=1, max_length=500)
+    """Image reference, best by digest."""
+    path: str = Field(default="/model", max_length=500, pattern=r"^/.*$")
+    """Directory of the model inside the image."""
+
+
+class HostPathSource(Spec):
+    """A directory of the node, mounted read-only. For test clusters and nodes with baked-in models."""
+
+    path: str = Field(min_length=1, max_length=500, pattern=r"^/.*$")
+    """Absolute directory on the node."""
+
+
+class ModelSource(Spec):
+    """Where the model comes from: exactly one source. Safetensors or GGUF only; pickles and remote code are refused."""
+
+    hugging_face: HuggingFaceSource | None = None
+    """A Hugging Face repository."""
+    persistent_volume_claim: VolumeClaimSource | None = None
+    """A volume claim."""
+    image: ImageSource | None = None
+    """An OCI image."""
+    host_path: HostPathSource | None = None
+    """A directory of the node."""
+    gguf_file: str | None = Field(default=None, max_length=200, pattern=r"^[^/].*\.gguf$")
+    """File to load inside the source, for GGUF; absent means safetensors."""
+
+
+class EngineSettings(Spec):
+    """How the engine runs the model. All of it is part of the backend's identity."""
+
+    dtype: DType = DType.BFLOAT16
+    """Element type of weights and activations."""
+    quantization: Quantization = Quantization.NONE
+    """Weight quantisation applied at load."""
+    max_model_len: int = Field(default=2048, ge=16, le=1_048_576)
+    """Longest context, prompt and answer together, in tokens."""
+    max_num_seqs: int = Field(default=16, ge=1, le=1024)
+    """Sequences that run at once."""
+    max_batch_tokens: int = Field(default=512, ge=1, le=65_536)
+    """Token budget of one step; longer prompts are prefilled in chunks."""
+    block_size: int = Field(default=16, ge=1, le=1024)
+    """Tokens in one KV block."""
+    kv_cache_memory: Quantity = "256Mi"
+    """Memory for the paged KV cache."""
+    max_queue: int = Field(default=64, ge=0, le=10_000)
+    """Requests that may wait; one more gets 429."""
+    num_threads: int | None = Field(default=None, ge=1, le=256)
+    """CPU threads; absent: from the CPU limit."""
+
+
+class Accelerator(Spec):
+    """Accelerators of one pod."""
+
+    resource: str = Field(default="nvidia.com/gpu", max_length=100, pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$")
+    """Extended resource name."""
+    count: int = Field(default=1, ge=1, le=16)
+    """How many one pod asks for."""
+
+
+class ResourceList(Spec):
+    """CPU and memory of one pod."""
+
+    cpu: Quantity | None = None
+    """CPU, in cores."""
+    memory: Quantity | None = None
+    """Memory, in bytes."""
+
+
+class Resources(Spec):
+    """Requests and limits of one pod."""
+
+    requests: ResourceList = Field(default_factory=ResourceList)
+    """What the scheduler reserves."""
+    limits: ResourceList = Field(default_factory=ResourceList)
+    """What the pod may use at most."""
+
+
+class Scheduling(Spec):
+    """Where pods may run."""
+
+    node_selector: dict[str, str] = Field(default_factory=dict)
+    """Labels a node must have."""
+    tolerations: list[dict[str, Any]] = Field(default_factory=list, max_length=16)
+    """core/v1 tolerations."""
+    runtime_class_name: DnsLabel | None = None
+    """RuntimeClass, such as nvidia."""
+    priority_class_name: DnsLabel | None = None
+    """PriorityClass."""
+    shared_memory: Quantity | None = None
+    """Size of /dev/shm, for tensor parallelism."""
+
+
+class Fitness(Spec):
+    """What the backend may serve; a route that breaks this is refused before it takes traffic."""
+
+    allowed_tasks: list[DnsLabel] | None = Field(default=None, max_length=64)
+    """Tasks it may serve; absent: any but the forbidden."""
+    forbidden_tasks: list[DnsLabel] = Field(default_factory=list, max_length=64)
+    """Tasks it must never serve."""
+    data_classes: list[DataClass] = Field(default_factory=lambda: [DataClass.PUBLIC, DataClass.INTERNAL], max_length=4)
+    """Data classes it may see."""
+    tenants: list[DnsLabel] | None = Field(default=None, max_length=256)
+    """Tenants it may serve; absent: any."""
+    region: str | None = Field(default=None, max_length=63)
+    """Where it runs, for people and policies."""
+
+
+class Cost(Spec):
+    """What a replica costs, for cost per task."""
+
+    per_replica_hour: Decimal
+    """Price of one replica for one hour, idle or busy."""
+    currency: str = Field(default="EUR", min_length=3, max_length=3)
+    """ISO 4217 code."""
+
+
+class ModelCard(Spec):
+    """What people should know of this version."""
+
+    summary: str = Field(default="", max_length=2000)
+    """In a few sentences: what it is and what changed."""
+    url: str | None = Field(default=None, max_length=500, pattern=r"^https?://")
+    """The full card."""
+    quantization: str = Field(default="", max_length=500)
+    """Method, calibration set and evaluation set, where weights are quantised."""
+
+
+class InferenceBackendSpec(Spec):
+    """Desired state of one model version."""
+
+    model: ModelSource
+    """Where the model comes from. Immutable."""
+    engine: EngineSettings = Field(default_factory=EngineSettings)
+    """How the engine runs it. Immutable."""
+    image: str | None = Field(default=None, min_length=1, max_length=500)
+    """Runtime image; absent: the operator's default at creation. Immutable."""
+    args: list[str] = Field(default_factory=list, max_length=32)
+    """Arguments in place of the runtime image's own, for images that are not Sluice's. Immutable."""
+    replicas: int = Field(default=1, ge=0, le=1000)
+    """Pods wanted; autoscalers use the scale subresource."""
+    resources: Resources = Field(default_factory=Resources)
+    """CPU and memory of a pod. Immutable, since batch limits and speed follow from them."""
+    accelerator: Accelerator | None = None
+    """GPUs of a pod; absent: CPU. Immutable."""
+    scheduling: Scheduling = Field(default_factory=Scheduling)
+    """Where pods may run."""
+    update_strategy: UpdateStrategy = UpdateStrategy.AUTO
+    """Surge starts a new pod before an old one ends; Replace ends the old one first; Auto surges unless accelerators leave no room."""
+    fitness: Fitness = Field(default_factory=Fitness)
+    """What it may serve."""
+    cost: Cost | None = None
+    """What it costs."""
+    owner: str = Field(default="", max_length=200)
+    """Who answers for it."""
+    card: ModelCard = Field(default_factory=ModelCard)
+    """What people should know of it."""
+    termination_grace_period_seconds: int = Field(default=120, ge=5, le=3600)
+    """How long a stopping pod may finish its streams."""
+
+
+class Identity(Spec):
+    """Digest of what pods really loaded."""
+
+    digest: str
+    """sha256 over model files, settings and runtime."""
+    recorded_at: str
+    """RFC 3339 time of the first pod that reported it."""
+
+
+class InferenceBackendStatus(Spec):
+    """Observed state, kstatus style."""
+
+    observed_generation: int = 0
+    """Generation that this status speaks of."""
+    replicas: int = 0
+    """Pods that exist."""
+    ready_replicas: int = 0
+    """Pods that the gateway can reach now, at the recorded identity."""
+    selector: str = ""
+    """Label selector of the pods, for the scale subresource."""
+    identity: Identity | None = None
+    """What the first pod loaded; pods that differ are never endpoints."""
+    conditions: list[Condition] = Field(default_factory=list)
+    """Ready, Reconciling, Stalled, and particulars."""
+
+
+class InferenceBackend(Spec):
+    """One immutable, routable version of a model."""
+
+    metadata: Metadata
+    spec: InferenceBackendSpec
+    status: InferenceBackendStatus = Field(default_factory=InferenceBackendStatus)

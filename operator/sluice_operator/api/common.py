@@ -1,0 +1,98 @@
+"""What all resources share: the base model, names, quantities and conditions.
+
+The pydantic models in this package are the one source of truth for the resources; ``crds/`` is generated from them
+(``make crds``) and a test fails when the two differ. No floats in a spec: ratios are integers in percent, shares of α
+are decimal strings (Kubernetes API conventions).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+GROUP = "sluice.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+FIELD_MANAGER = "sluice"
+FINALIZER = f"{GROUP}/drain"
+
+DnsLabel = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+Quantity = Annotated[
+    str,
+    Field(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$",
+          json_schema_extra={"x-sluice-int-or-string": True}),
+]
+Decimal = Annotated[str, Field(max_length=16, pattern=r"^[0-9]+(\.[0-9]+)?$")]
+Regex = Annotated[str, Field(min_length=1, max_length=512)]
+Percent = Annotated[int, Field(ge=0, le=100)]
+
+
+class Spec(BaseModel):
+    """Base of everything in a spec or a status: camelCase on the wire, unknown fields refused, immutable in Python."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True, use_attribute_docstrings=True
+    )
+
+
+class DataClass(StrEnum):
+    """How sensitive a request's content is, in ascending order; a request that claims none counts as Restricted."""
+
+    PUBLIC = "Public"
+    INTERNAL = "Internal"
+    CONFIDENTIAL = "Confidential"
+    RESTRICTED = "Restricted"
+
+
+class Risk(StrEnum):
+    """What a wrong answer costs, in ascending order; a request that claims none counts as High."""
+
+    LOW = "Low"
+    MEDIUM = "Medium"
+    HIGH = "High"
+
+
+class SecretKeyRef(Spec):
+    """A key of a Secret in the same namespace."""
+
+    name: DnsLabel
+    """Name of the Secret."""
+    key: str = Field(default="key", min_length=1, max_length=253)
+    """Key inside the Secret."""
+
+
+class Condition(Spec):
+    """metav1.Condition."""
+
+    type: str
+    """Kind of the condition, such as Ready, Reconciling or Stalled."""
+    status: Literal["True", "False", "Unknown"]
+    """Whether it holds."""
+    reason: str
+    """Machine-readable cause, CamelCase."""
+    message: str
+    """What happened and what to do next, for people."""
+    last_transition_time: str
+    """RFC 3339 time at which status last changed."""
+    observed_generation: int = 0
+    """Generation of the spec that this condition speaks of."""
+
+
+class Metadata(BaseModel):
+    """The part of ObjectMeta that decisions need."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True)
+
+    name: str
+    namespace: str
+    uid: str = ""
+    generation: int = 0
+    resource_version: str = ""
+    creation_timestamp: str = ""
+    deletion_timestamp: str | None = None
+    finalizers: tuple[str, ...] = ()
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)

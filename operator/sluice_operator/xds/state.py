@@ -1,0 +1,143 @@
+"""What the gateway shall do, as plain data: the input of the xDS builder and all that the operator says to it.
+
+Weights and mirror shares are kept apart from routes on purpose: they travel in a runtime layer with a TTL, so that a
+rollback is one tiny push that no bad route can block, and a gateway without an operator returns to stable by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..api.common import DataClass, Risk
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Address of a ready pod."""
+
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """One backend (or HTTP service) as the gateway reaches it. Named ``namespace/name``, services ``namespace/svc:name:port``."""
+
+    name: str
+    endpoints: tuple[Endpoint, ...] = ()
+    """Ready pods; empty and no ``dns`` means: known, but nobody is home."""
+    dns: tuple[str, int] | None = None
+    """Host and port of an HTTP service, resolved by the gateway."""
+    max_requests: int = 256
+    max_pending: int = 64
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One arm of a rule."""
+
+    cluster: str
+    config: str
+    """Configuration version that the pods hold; sent in ``x-sluice-config``."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule, in the terms of the gateway. ``stable`` or ``refusal`` is set."""
+
+    name: str
+    stable: Arm | None = None
+    refusal: tuple[int, str] | None = None
+    candidate: Arm | None = None
+    """Present while a rollout may send it traffic, also at weight 0."""
+    attempt: str = ""
+    weight: int = 0
+    """Percent of requests for the candidate."""
+    shadow_percent: int = 0
+    """Percent of requests mirrored to the candidate."""
+    fallbacks: tuple[str, ...] = ()
+    """Clusters tried in order when the arm fails before the first byte."""
+    tasks: tuple[str, ...] = ()
+    tenants: tuple[str, ...] = ()
+    data_classes: tuple[DataClass, ...] = ()
+    risks: tuple[Risk, ...] = ()
+    min_bytes: int = 0
+    max_bytes: int | None = None
+    idle_seconds: int = 120
+    total_seconds: int | None = None
+    retries: int = 1
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The rules of one RoutePolicy, in order."""
+
+    name: str
+    """``namespace/name``."""
+    model: str
+    rules: tuple[Rule, ...]
+
+
+@dataclass(frozen=True)
+class Jwt:
+    """Tokens that prove a tenant."""
+
+    issuer: str
+    audiences: tuple[str, ...]
+    jwks: str
+    claims: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """Who a caller is and what such a caller may claim."""
+
+    name: str
+    domain: str
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    jwt: Jwt | None = None
+    tasks: tuple[str, ...] = ()
+    data_classes: tuple[DataClass, ...] = ()
+    risks: tuple[Risk, ...] = ()
+
+
+@dataclass(frozen=True)
+class GatewayState:
+    """All of it."""
+
+    clusters: tuple[Cluster, ...] = ()
+    policies: tuple[Policy, ...] = ()
+    tenants: tuple[Tenant, ...] = ()
+    credential: str = field(default="", repr=False)
+    """Secret that pods ask for, sent in ``x-sluice-credential``."""
+    max_body_bytes: int = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class AccessRecord:
+    """One attempt (or one whole request) as the gateway saw it."""
+
+    kind: str
+    """``request``: what the client got; ``attempt``: one try at one pod, mirrors included."""
+    request_id: str
+    policy: str
+    rule: str
+    arm: str
+    attempt: str
+    tenant: str
+    task: str
+    unit: str
+    mirror: bool
+    cluster: str
+    status: int
+    """HTTP status; 0 where none arrived."""
+    outcome: str
+    """``ok``, ``error`` (5xx, reset, timeout, no route to a pod), ``rejected`` (4xx), ``cancelled`` (the client left)."""
+    flags: str
+    """Envoy response flags."""
+    start: float
+    """Unix seconds."""
+    first_byte_s: float | None
+    total_s: float | None
+    final: bool = True
+    """False for the record that Envoy writes when an attempt starts."""

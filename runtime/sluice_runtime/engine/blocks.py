@@ -1,0 +1,159 @@
+"""Who owns which KV block; exists so that KV memory is accounted for in one place, without torch.
+
+Invariant (`check_integrity`): every block is in exactly one of three states.
+
+    free        no reference, no key      in `_free`
+    cached      no reference, has a key   in `_evictable`, least recently used first
+    referenced  one reference for each block table it stands in; may have a key too
+
+The prefix cache maps a key to a block. Keys chain: key(i) = SHA-256(scope, key(i-1), tokens of block i), each field
+length-prefixed, so a block is found only by the same scope with the same whole prefix. On a hit scope, parent and
+tokens are compared as well: a collision is a miss, never another caller's KV.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+ROOT_KEY = b""
+
+
+def block_key(scope: str, parent: bytes, tokens: Sequence[int]) -> bytes:
+    """Key of a full block holding `tokens` after the prefix that `parent` names."""
+    digest = hashlib.sha256()
+    for part in (scope.encode(), parent, array("q", tokens).tobytes()):
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.digest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """What a cached block holds: enough to prove a hit."""
+
+    key: bytes
+    scope: str
+    parent: bytes
+    tokens: tuple[int, ...]
+
+
+class BlockManager:
+    """Allocates `num_blocks` blocks of `block_size` tokens. Not thread-safe: the engine's thread owns it."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        if num_blocks < 1 or block_size < 1:
+            raise ValueError("num_blocks and block_size must be at least 1")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._num_refs = [0] * num_blocks
+        self._content: list[_Content | None] = [None] * num_blocks
+        self._free: deque[int] = deque(range(num_blocks))
+        self._evictable: OrderedDict[int, None] = OrderedDict()
+        self._by_key: dict[bytes, int] = {}
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that some request references."""
+        return self.num_blocks - self.num_available
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be handed out now, evicting cached ones if need be."""
+        return len(self._free) + len(self._evictable)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that the prefix cache can find, referenced or not."""
+        return len(self._by_key)
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def find_prefix(self, scope: str, keys: Sequence[bytes], token_ids: Sequence[int]) -> list[int]:
+        """Blocks that hold the longest cached prefix of `token_ids`, of which `keys` are the full blocks' keys."""
+        found: list[int] = []
+        parent = ROOT_KEY
+        for i, key in enumerate(keys):
+            block = self._by_key.get(key)
+            if block is None:
+                break
+            tokens = tuple(token_ids[i * self.block_size : (i + 1) * self.block_size])
+            if self._content[block] != _Content(key, scope, parent, tokens):
+                break
+            found.append(block)
+            parent = key
+        return found
+
+    def allocate(self, num_blocks: int, prefix: Sequence[int] = ()) -> list[int] | None:
+        """A block table of `num_blocks`, starting with the cached blocks of `prefix`; None if there is no room."""
+        num_new = num_blocks - len(prefix)
+        num_revived = sum(1 for block in prefix if self._num_refs[block] == 0)
+        if num_new < 0 or num_new + num_revived > self.num_available:
+            return None
+        for block in prefix:
+            self._evictable.pop(block, None)
+            self._num_refs[block] += 1
+        return [*prefix, *(self._take() for _ in range(num_new))]
+
+    def _take(self) -> int:
+        if self._free:
+            block = self._free.popleft()
+        else:
+            block, _ = self._evictable.popitem(last=False)
+            content = self._content[block]
+            assert content is not None
+            del self._by_key[content.key]
+            self._content[block] = None
+        self._num_refs[block] = 1
+        return block
+
+    def release(self, block_table: Sequence[int]) -> None:
+        """Give back one reference of each block. The tail becomes evictable first: a prefix outlives what follows it."""
+        for block in reversed(block_table):
+            if self._num_refs[block] < 1:
+                raise AssertionError(f"block {block} released more often than it was referenced")
+            self._num_refs[block] -= 1
+            if self._num_refs[block] == 0:
+                if self._content[block] is None:
+                    self._free.append(block)
+                else:
+                    self._evictable[block] = None
+
+    def publish(self, block: int, key: bytes, scope: str, parent: bytes, tokens: Sequence[int]) -> None:
+        """Let the prefix cache find a referenced block whose KV is complete; the first block of a key stays."""
+        if self._num_refs[block] < 1:
+            raise AssertionError(f"block {block} published without an owner")
+        if key in self._by_key or self._content[block] is not None:
+            return
+        self._by_key[key] = block
+        self._content[block] = _Content(key, scope, parent, tuple(tokens))
+
+    def clear_cache(self) -> None:
+        """Forget all cached prefixes; blocks in use stay in use, but can no longer be found."""
+        self._free.extend(self._evictable)
+        self._evictable.clear()
+        for block in self._by_key.values():
+            self._content[block] = None
+        self._by_key.clear()
+
+    def check_integrity(self, block_tables: Iterable[Sequence[int]]) -> None:
+        """Raise AssertionError unless `block_tables` account for every reference and each block has one state."""
+        num_refs = [0] * self.num_blocks
+        for table in block_tables:
+            assert len(set(table)) == len(table), f"a block stands twice in one table: {table}"
+            for block in table:
+                num_refs[block] += 1
+        assert num_refs == self._num_refs, f"references: tables say {num_refs}, manager says {self._num_refs}"
+        free, evictable = set(self._free), set(self._evictable)
+        assert len(free) == len(self._free), "a block is free twice"
+        for block in range(self.num_blocks):
+            content = self._content[block]
+            idle = num_refs[block] == 0
+            assert (block in free) == (idle and content is None), f"block {block}: wrongly (not) free"
+            assert (block in evictable) == (idle and content is not None), f"block {block}: wrongly (not) evictable"
+            assert content is None or self._by_key.get(content.key) == block, f"block {block}: key points elsewhere"
+        assert len(self._by_key) == sum(c is not None for c in self._content), "a key without a block"
