@@ -1,0 +1,297 @@
+"""Attention over paged KV; exists because transformers' models call an attention function that we register.
+
+A step's tokens of all requests are packed in one row. Each request's queries attend to its own keys in the paged cache,
+causally, and to nothing else. Shapes: query [1, heads, tokens, dim]; caches [blocks, block_size, kv_heads, dim].
+
+Kernels stand in one table, the plain-torch oracle among them. Invariant: each kernel gives what the oracle gives, up to
+rounding; what a kernel can't do (soft-capping, a window, devices) goes to the oracle, and what the oracle can't do is
+refused, never ignored.
+
+`_varlen_cuda` is written from torch's documentation and is not yet run on CUDA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import AttentionInterface
+
+IMPLEMENTATION = "sluice_paged"
+_IGNORABLE = frozenset({"dropout", "position_ids", "use_cache", "is_causal", "output_attentions", "output_hidden_states"})
+
+
+class UnsupportedAttention(Exception):
+    """The model asks its attention for something that no kernel here does."""
+
+
+@dataclass(frozen=True)
+class DecodeBucket:
+    """Requests with one query each and similar context lengths: rows `first` to `first + size` of the batch.
+
+    `blocks` [size * width] are their block tables, padded to one width. `bias` [size, 1, 1, width * block_size] is 0
+    on their keys and -inf on padding.
+    """
+
+    first: int
+    size: int
+    width: int
+    blocks: Tensor
+    bias: Tensor
+    context_lens: list[int]
+
+
+@dataclass(frozen=True)
+class PrefillSpan:
+    """One request with several queries: rows `first` to `first + num_queries`, positions from `start`.
+
+    `blocks` covers its context. `bias` [num_queries, start + num_queries] is causal; None when `start` is 0.
+    """
+
+    first: int
+    num_queries: int
+    start: int
+    blocks: Tensor
+    bias: Tensor | None
+
+    @property
+    def context_len(self) -> int:
+        return self.start + self.num_queries
+
+
+@dataclass
+class PagedBatch:
+    """All that attention needs to know about a step: where new KV goes (`slots` [tokens]) and who attends to what."""
+
+    slots: Tensor
+    decodes: Sequence[DecodeBucket]
+    prefills: Sequence[PrefillSpan]
+    max_queries: int
+    max_context: int
+    scratch: dict[str, Tensor] = field(default_factory=dict)
+    # For CUDA: tables [requests, width], lengths [requests], cumulative query counts [requests + 1], all int32.
+    block_tables: Tensor | None = None
+    context_lens: Tensor | None = None
+    query_starts: Tensor | None = None
+
+
+class PagedCache:
+    """KV of all requests: one tensor of keys and one of values for each layer, allocated once.
+
+    Stands in for transformers' Cache: models call `update`, which writes the new KV into its slots and returns it.
+    """
+
+    def __init__(
+        self, shapes: Sequence[tuple[int, int, int]], num_blocks: int, block_size: int, dtype: torch.dtype, device: str
+    ) -> None:
+        """`shapes`: for each layer KV heads, key dim, value dim."""
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.keys = [torch.zeros(num_blocks, block_size, h, k, dtype=dtype, device=device) for h, k, _ in shapes]
+        self.values = [torch.zeros(num_blocks, block_size, h, v, dtype=dtype, device=device) for h, _, v in shapes]
+        self._flat_keys = [t.view(num_blocks * block_size, *t.shape[2:]) for t in self.keys]
+        self._flat_values = [t.view(num_blocks * block_size, *t.shape[2:]) for t in self.values]
+        self.batch: PagedBatch | None = None
+
+    def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        batch = self.batch
+        assert batch is not None, "update outside a step"
+        self._flat_keys[layer_idx].index_copy_(0, batch.slots, key[0].transpose(0, 1))
+        self._flat_values[layer_idx].index_copy_(0, batch.slots, value[0].transpose(0, 1))
+        return key, value
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Part of transformers' interface; positions are always passed, so nothing depends on it."""
+        return 0
+
+
+class ProbeCache:
+    """Learns each layer's KV shape from one forward instead of guessing it from field names of configurations."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[int, tuple[int, int, int]] = {}
+        self.attended: list[int] = []
+
+    def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        if layer_idx in self.shapes:
+            raise UnsupportedAttention(f"layer {layer_idx} writes its KV twice")
+        self.shapes[layer_idx] = (key.shape[1], key.shape[3], value.shape[3])
+        return key, value
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
+class AttentionOptions:
+    """What a layer asks for: score scale, window of visible positions (None: all), soft cap of scores (None: none)."""
+
+    scaling: float
+    window: int | None = None
+    softcap: float | None = None
+
+
+Kernel = Callable[[Tensor, Tensor, Tensor, PagedCache, int, AttentionOptions], Tensor]
+
+
+def paged_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    paged_cache: PagedCache | ProbeCache | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """The function transformers calls. Returns [1, tokens, heads, dim]."""
+    unknown = {k for k, v in others.items() if v is not None and k not in _IGNORABLE}
+    if attention_mask is not None or unknown:
+        raise UnsupportedAttention(f"attention arguments {sorted(unknown) or ['attention_mask']} are not supported")
+    if not getattr(module, "is_causal", True):
+        raise UnsupportedAttention("only causal attention is supported")
+    layer = int(module.layer_idx)
+    options = AttentionOptions(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap)
+    if isinstance(paged_cache, ProbeCache):
+        paged_cache.attended.append(layer)
+        return query.transpose(1, 2).new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+    if paged_cache is None:
+        raise UnsupportedAttention("this model does not hand keyword arguments on to its attention")
+    batch = paged_cache.batch
+    assert batch is not None, "attention outside a step"
+    if sliding_window is not None and batch.max_context <= sliding_window:
+        options = AttentionOptions(options.scaling, None, softcap)
+    kernel = select_kernel(query, options)
+    return kernel(query, key, value, paged_cache, layer, options).unsqueeze(0), None
+
+
+def select_kernel(query: Tensor, options: AttentionOptions) -> Kernel:
+    """The fastest kernel that can do it; the oracle can do everything."""
+    if options.window is not None or options.softcap is not None:
+        return oracle
+    if query.device.type == "cuda" and query.dtype in (torch.bfloat16, torch.float16) and _varlen_attn() is not None:
+        return _varlen_cuda
+    return _sdpa
+
+
+def oracle(
+    query: Tensor, key: Tensor, value: Tensor, cache: PagedCache, layer: int, options: AttentionOptions
+) -> Tensor:
+    """Plain torch, request by request, softmax in float32. Returns [tokens, heads, dim]."""
+    del key
+    batch = cache.batch
+    assert batch is not None
+    out = query.new_empty(query.shape[2], query.shape[1], value.shape[3])
+    keys, values = cache.keys[layer], cache.values[layer]
+    spans: list[tuple[int, int, int, Tensor]] = [(p.first, p.num_queries, p.start, p.blocks) for p in batch.prefills]
+    for bucket in batch.decodes:
+        tables = bucket.blocks.view(bucket.size, bucket.width)
+        spans += [(bucket.first + i, 1, bucket.context_lens[i] - 1, tables[i]) for i in range(bucket.size)]
+    for first, num_queries, start, blocks in spans:
+        context = start + num_queries
+        k = keys[blocks].flatten(0, 1)[:context].transpose(0, 1)  # [kv_heads, context, dim]
+        v = values[blocks].flatten(0, 1)[:context].transpose(0, 1)
+        q = query[0, :, first : first + num_queries]
+        groups = q.shape[0] // k.shape[0]
+        k, v = k.repeat_interleave(groups, 0), v.repeat_interleave(groups, 0)
+        scores = (q @ k.transpose(1, 2)).float() * options.scaling
+        if options.softcap is not None:
+            scores = options.softcap * torch.tanh(scores / options.softcap)
+        at = torch.arange(start, context, device=q.device)[:, None]
+        seen = torch.arange(context, device=q.device)[None, :]
+        hidden = seen > at if options.window is None else (seen > at) | (seen <= at - options.window)
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1).to(q.dtype)
+        out[first : first + num_queries] = (weights @ v).transpose(0, 1)
+    return out
+
+
+def _sdpa(
+    query: Tensor, key: Tensor, value: Tensor, cache: PagedCache, layer: int, options: AttentionOptions
+) -> Tensor:
+    """torch's `scaled_dot_product_attention`: one call for a bucket of decodes, one for each prefill."""
+    batch = cache.batch
+    assert batch is not None
+    num_heads, kv_heads, value_dim = query.shape[1], key.shape[1], value.shape[3]
+    groups = num_heads // kv_heads
+    out = query.new_empty(query.shape[2], num_heads, value_dim)
+    for bucket in batch.decodes:
+        k = _gather(cache.keys[layer], bucket.blocks, "k", batch).view(bucket.size, -1, kv_heads, key.shape[3])
+        v = _gather(cache.values[layer], bucket.blocks, "v", batch).view(bucket.size, -1, kv_heads, value_dim)
+        rows = slice(bucket.first, bucket.first + bucket.size)
+        # The query heads of a KV head stand where a sequence would: no key is copied for grouped heads.
+        q = query[0, :, rows].transpose(0, 1).reshape(bucket.size, kv_heads, groups, -1)
+        attended = functional.scaled_dot_product_attention(
+            q, k.transpose(1, 2), v.transpose(1, 2), attn_mask=bucket.bias, scale=options.scaling
+        )
+        out[rows] = attended.reshape(bucket.size, num_heads, value_dim)
+    for span in batch.prefills:
+        rows = slice(span.first, span.first + span.num_queries)
+        if span.start == 0:
+            k, v = key[:, :, rows], value[:, :, rows]
+        else:
+            k = _gather(cache.keys[layer], span.blocks, "k", batch).flatten(0, 1)[: span.context_len]
+            v = _gather(cache.values[layer], span.blocks, "v", batch).flatten(0, 1)[: span.context_len]
+            k, v = k.transpose(0, 1).unsqueeze(0), v.transpose(0, 1).unsqueeze(0)
+        attended = functional.scaled_dot_product_attention(
+            query[:, :, rows],
+            k,
+            v,
+            attn_mask=span.bias,
+            is_causal=span.bias is None,
+            scale=options.scaling,
+            enable_gqa=groups > 1,
+        )
+        out[rows] = attended[0].transpose(0, 1)
+    return out
+
+
+def _gather(pages: Tensor, blocks: Tensor, name: str, batch: PagedBatch) -> Tensor:
+    """`pages[blocks]` into memory that is kept between steps: fresh pages would cost more than the copy."""
+    scratch = batch.scratch.get(name)
+    if scratch is None or scratch.shape[0] < len(blocks) or scratch.shape[1:] != pages.shape[1:]:
+        scratch = batch.scratch[name] = pages.new_empty(len(blocks) + 64, *pages.shape[1:])
+    return torch.index_select(pages, 0, blocks, out=scratch[: len(blocks)])
+
+
+def _varlen_attn() -> Any:
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    return varlen_attn
+
+
+def _varlen_cuda(
+    query: Tensor, key: Tensor, value: Tensor, cache: PagedCache, layer: int, options: AttentionOptions
+) -> Tensor:
+    """torch's variable-length attention straight on the pages. Not yet run on CUDA."""
+    batch = cache.batch
+    assert batch is not None
+    if cache.block_size % 256 or batch.block_tables is None:
+        return _sdpa(query, key, value, cache, layer, options)
+    attended = _varlen_attn()(
+        query[0].transpose(0, 1),
+        cache.keys[layer],
+        cache.values[layer],
+        cu_seq_q=batch.query_starts,
+        cu_seq_k=None,
+        max_q=batch.max_queries,
+        max_k=batch.max_context,
+        scale=options.scaling,
+        window_size=(-1, 0),
+        enable_gqa=query.shape[1] != key.shape[1],
+        seqused_k=batch.context_lens,
+        block_table=batch.block_tables,
+    )
+    assert isinstance(attended, Tensor)
+    return attended
+
+
+KERNELS: dict[str, Kernel] = {"oracle": oracle, "sdpa": _sdpa, "varlen_cuda": _varlen_cuda}
+
+AttentionInterface.register(IMPLEMENTATION, paged_attention)

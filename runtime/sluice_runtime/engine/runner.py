@@ -1,0 +1,167 @@
+"""Runs a scheduler's plan through the unmodified transformers model; the only module that touches KV tensors.
+
+All tokens of a step are packed into one row [1, tokens]; which keys each may see is told to our attention function
+(attention.py), positions are explicit, and only the positions that sample reach the output head. Invariant: KV memory
+is allocated once, here; a step allocates only activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sluice_runtime.engine.attention import (
+    IMPLEMENTATION,
+    DecodeBucket,
+    PagedBatch,
+    PagedCache,
+    PrefillSpan,
+    ProbeCache,
+    UnsupportedAttention,
+)
+from sluice_runtime.engine.scheduler import ScheduledChunk
+
+# A decode bucket is cut when padding would exceed this many tokens a request: a cut costs one more call a layer.
+_MAX_PADDING_TOKENS = 128
+
+
+class ModelRunner:
+    """`model` is a causal language model of transformers in evaluation mode; it is switched to our attention."""
+
+    def __init__(self, model: Any, block_size: int) -> None:
+        """Raises `UnsupportedAttention` for models whose layers can't run on paged KV."""
+        self.model = model
+        self.block_size = block_size
+        self.device = next(model.parameters()).device
+        self.dtype: torch.dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+        if not getattr(model, "_supports_attention_backend", False):
+            raise UnsupportedAttention(f"{type(model).__name__} does not let its attention be replaced")
+        model.set_attn_implementation(IMPLEMENTATION)
+        self.layer_shapes = self._probe()
+        self._cache: PagedCache | None = None
+        self._scratch: dict[str, Tensor] = {}
+
+    @torch.inference_mode()
+    def _probe(self) -> list[tuple[int, int, int]]:
+        probe = ProbeCache()
+        ids = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        self.model(input_ids=ids, position_ids=ids, cache=probe, paged_cache=probe, use_cache=True, logits_to_keep=1)
+        layers = sorted(probe.shapes)
+        if not layers or layers != list(range(len(layers))) or sorted(probe.attended) != layers:
+            raise UnsupportedAttention("some layers keep other state than keys and values")
+        return [probe.shapes[layer] for layer in layers]
+
+    def bytes_per_block(self) -> int:
+        """KV bytes of one block, all layers."""
+        size = torch.empty((), dtype=self.dtype).element_size()
+        return sum(heads * (key + value) for heads, key, value in self.layer_shapes) * self.block_size * size
+
+    def allocate_kv(self, num_blocks: int) -> None:
+        self._cache = PagedCache(self.layer_shapes, num_blocks, self.block_size, self.dtype, str(self.device))
+
+    @torch.inference_mode()
+    def execute(self, chunks: Sequence[ScheduledChunk]) -> tuple[Tensor, list[str]]:
+        """Compute all chunks. Returns logits [samples, vocabulary] and whose row is whose."""
+        cache = self._cache
+        assert cache is not None, "allocate_kv first"
+        # Single tokens first, by context length: neighbours share a bucket with little padding.
+        ordered = sorted(chunks, key=lambda c: (len(c.token_ids) > 1, c.start))
+        num_decodes = sum(len(c.token_ids) == 1 for c in ordered)
+        input_ids = self._tensor([t for c in ordered for t in c.token_ids])
+        positions, slots, last_rows = self._positions(ordered)
+        batch = PagedBatch(
+            slots,
+            self._decode_buckets(ordered[:num_decodes]),
+            self._prefill_spans(ordered[num_decodes:], num_decodes),
+            max_queries=max(len(c.token_ids) for c in ordered),
+            max_context=max(c.start + len(c.token_ids) for c in ordered),
+            scratch=self._scratch,
+        )
+        if self.device.type == "cuda":
+            self._add_tables(batch, ordered)
+        sampling = [(row, c.request_id) for row, c in zip(last_rows, ordered, strict=True) if c.samples]
+        # With nothing to sample the head still runs on one row: "keep none" can't be said.
+        keep = self._tensor([row for row, _ in sampling] or [0])
+        cache.batch = batch
+        try:
+            output = self.model(
+                input_ids=input_ids[None],
+                position_ids=positions[None],
+                cache=cache,
+                paged_cache=cache,
+                use_cache=True,
+                logits_to_keep=keep,
+            )
+        finally:
+            cache.batch = None
+        logits: Tensor = output.logits[0]
+        return logits[: len(sampling)], [request_id for _, request_id in sampling]
+
+    def _tensor(self, values: list[int], dtype: torch.dtype = torch.long) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=self.device)
+
+    def _positions(self, chunks: Sequence[ScheduledChunk]) -> tuple[Tensor, Tensor, list[int]]:
+        """For each token its position and its slot in the flat KV; for each chunk its last row."""
+        positions: list[int] = []
+        slots: list[int] = []
+        last_rows: list[int] = []
+        size = self.block_size
+        for chunk in chunks:
+            table = chunk.block_table
+            at = range(chunk.start, chunk.start + len(chunk.token_ids))
+            positions += at
+            slots += [table[p // size] * size + p % size for p in at]
+            last_rows.append(len(positions) - 1)
+        return self._tensor(positions), self._tensor(slots), last_rows
+
+    def _decode_buckets(self, chunks: Sequence[ScheduledChunk]) -> list[DecodeBucket]:
+        """Cut decodes, sorted by context length, into buckets of bounded padding."""
+        buckets: list[DecodeBucket] = []
+        first = 0
+        while first < len(chunks):
+            shortest = chunks[first].start
+            end = first + 1
+            while end < len(chunks) and chunks[end].start - shortest <= max(_MAX_PADDING_TOKENS, shortest // 2):
+                end += 1
+            buckets.append(self._bucket(chunks[first:end], first))
+            first = end
+        return buckets
+
+    def _bucket(self, chunks: Sequence[ScheduledChunk], first: int) -> DecodeBucket:
+        lens = [c.start + 1 for c in chunks]
+        width = -(-max(lens) // self.block_size)
+        blocks: list[int] = []
+        for chunk, length in zip(chunks, lens, strict=True):
+            used = -(-length // self.block_size)
+            # Padding repeats a block of the request's own: another's KV is never even read.
+            blocks += chunk.block_table[:used] + [chunk.block_table[0]] * (width - used)
+        hidden = torch.arange(width * self.block_size, device=self.device)[None, :] >= self._tensor(lens)[:, None]
+        bias = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device).masked_fill_(hidden, float("-inf"))
+        return DecodeBucket(first, len(chunks), width, self._tensor(blocks), bias[:, None, None, :], lens)
+
+    def _prefill_spans(self, chunks: Sequence[ScheduledChunk], first: int) -> list[PrefillSpan]:
+        spans: list[PrefillSpan] = []
+        for chunk in chunks:
+            num_queries, context = len(chunk.token_ids), chunk.start + len(chunk.token_ids)
+            blocks = self._tensor(chunk.block_table[: -(-context // self.block_size)])
+            bias = None
+            if chunk.start > 0:
+                bias = torch.full((num_queries, context), float("-inf"), dtype=self.dtype, device=self.device)
+                bias.triu_(chunk.start + 1)
+            spans.append(PrefillSpan(first, num_queries, chunk.start, blocks, bias))
+            first += num_queries
+        return spans
+
+    def _add_tables(self, batch: PagedBatch, chunks: Sequence[ScheduledChunk]) -> None:
+        """What the CUDA kernel wants instead of buckets and spans. Not yet run on CUDA."""
+        width = max(len(c.block_table) for c in chunks)
+        tables = [b for c in chunks for b in c.block_table + [0] * (width - len(c.block_table))]
+        starts = [0]
+        for chunk in chunks:
+            starts.append(starts[-1] + len(chunk.token_ids))
+        batch.block_tables = self._tensor(tables, torch.int32).view(len(chunks), width)
+        batch.context_lens = self._tensor([c.start + len(c.token_ids) for c in chunks], torch.int32)
+        batch.query_starts = self._tensor(starts, torch.int32)
