@@ -7,11 +7,70 @@ new object. Replicas, cost, owner, scheduling and the card may change.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
+from pydantic.config import JsonDict
+from typing_extensions import TypedDict
 
-from .common import Condition, DataClass, Decimal, DnsLabel, Metadata, Quantity, SecretKeyRef, Spec
+from .common import (
+    Condition,
+    Cpu,
+    DataClass,
+    Decimal,
+    DnsLabel,
+    Metadata,
+    Quantity,
+    SecretKeyRef,
+    Spec,
+    named,
+)
+from .declare import (
+    AGE,
+    MESSAGE,
+    READY,
+    REASON,
+    SET,
+    Cel,
+    Column,
+    Kind,
+    exactly_one,
+    keyed_by,
+    obeys,
+    unchanged,
+    validations,
+)
+
+NEW_BACKEND = "create a new InferenceBackend and let a RoutePolicy's rollout bring it in"
+"""What to do instead of editing what changes answers."""
+
+MAX_NAME = 52
+"""Characters of a backend's name; names of its children add to it and must stay under 63."""
+LabelKey = Annotated[str, Field(min_length=1, max_length=317)]
+LabelValue = Annotated[str, Field(max_length=63)]
+NO_PARENT = validations(
+    Cel("!self.split('/').exists(part, part == '..')", "path must stay inside its source: remove '..'")
+)
+
+
+def _at_least(field: str, least: str) -> JsonDict:
+    """A plain number counts bytes, so a forgotten unit gives something absurdly small."""
+    return validations(
+        Cel(
+            f"quantity(string(self)).compareTo(quantity('{least}')) >= 0",
+            f"{field} must be at least {least}: was the unit (Mi, Gi) forgotten?",
+        )
+    )
+
+
+def _within_limit(resource: str) -> Cel:
+    both = f"has(self.requests) && has(self.limits) && has(self.requests.{resource}) && has(self.limits.{resource})"
+    request, limit = (f"quantity(string(self.{side}.{resource}))" for side in ("requests", "limits"))
+    return Cel(
+        f"!({both}) || {request}.compareTo({limit}) <= 0",
+        f"requests.{resource} must not exceed limits.{resource}: lower the request or raise the limit",
+        ".requests",
+    )
 
 
 class DType(StrEnum):
@@ -53,7 +112,7 @@ class VolumeClaimSource(Spec):
 
     claim_name: DnsLabel
     """Name of the claim."""
-    path: str = Field(default="", max_length=500, pattern=r"^([^/].*)?$")
+    path: str = Field(default="", max_length=500, pattern=r"^([^/].*)?$", json_schema_extra=NO_PARENT)
     """Directory of the model inside the volume, relative."""
 
 
@@ -62,19 +121,26 @@ class ImageSource(Spec):
 
     reference: str = Field(min_length=1, max_length=500)
     """Image reference, best by digest."""
-    path: str = Field(default="/model", max_length=500, pattern=r"^/.*$")
+    path: str = Field(default="/model", max_length=500, pattern=r"^/.*$", json_schema_extra=NO_PARENT)
     """Directory of the model inside the image."""
 
 
 class HostPathSource(Spec):
     """A directory of the node, mounted read-only. For test clusters and nodes with baked-in models."""
 
-    path: str = Field(min_length=1, max_length=500, pattern=r"^/.*$")
+    path: str = Field(min_length=1, max_length=500, pattern=r"^/.*$", json_schema_extra=NO_PARENT)
     """Absolute directory on the node."""
 
 
 class ModelSource(Spec):
     """Where the model comes from: exactly one source. Safetensors or GGUF only; pickles and remote code are refused."""
+
+    model_config = obeys(
+        Cel(
+            exactly_one("huggingFace", "persistentVolumeClaim", "image", "hostPath"),
+            "model needs exactly one source: give one of huggingFace, persistentVolumeClaim, image and hostPath",
+        )
+    )
 
     hugging_face: HuggingFaceSource | None = None
     """A Hugging Face repository."""
@@ -84,7 +150,9 @@ class ModelSource(Spec):
     """An OCI image."""
     host_path: HostPathSource | None = None
     """A directory of the node."""
-    gguf_file: str | None = Field(default=None, max_length=200, pattern=r"^[^/].*\.gguf$")
+    gguf_file: str | None = Field(
+        default=None, max_length=200, pattern=r"^[^/].*\.gguf$", json_schema_extra=NO_PARENT
+    )
     """File to load inside the source, for GGUF; absent means safetensors."""
 
 
@@ -103,7 +171,7 @@ class EngineSettings(Spec):
     """Token budget of one step; longer prompts are prefilled in chunks."""
     block_size: int = Field(default=16, ge=1, le=1024)
     """Tokens in one KV block."""
-    kv_cache_memory: Quantity = "256Mi"
+    kv_cache_memory: Quantity = Field(default="256Mi", json_schema_extra=_at_least("kvCacheMemory", "1Mi"))
     """Memory for the paged KV cache."""
     max_queue: int = Field(default=64, ge=0, le=10_000)
     """Requests that may wait; one more gets 429."""
@@ -123,14 +191,24 @@ class Accelerator(Spec):
 class ResourceList(Spec):
     """CPU and memory of one pod."""
 
-    cpu: Quantity | None = None
+    model_config = obeys(
+        Cel(
+            "!has(self.cpu) || quantity(string(self.cpu)).isGreaterThan(quantity('0'))",
+            "cpu must be more than 0: give cores, such as 500m or 2",
+            ".cpu",
+        ),
+    )
+
+    cpu: Cpu | None = None
     """CPU, in cores."""
-    memory: Quantity | None = None
+    memory: Quantity | None = Field(default=None, json_schema_extra=_at_least("memory", "16Mi"))
     """Memory, in bytes."""
 
 
 class Resources(Spec):
     """Requests and limits of one pod."""
+
+    model_config = obeys(_within_limit("cpu"), _within_limit("memory"))
 
     requests: ResourceList = Field(default_factory=ResourceList)
     """What the scheduler reserves."""
@@ -138,12 +216,44 @@ class Resources(Spec):
     """What the pod may use at most."""
 
 
+class TolerationOperator(StrEnum):
+    """How a toleration's key and value are compared with a taint's."""
+
+    EXISTS = "Exists"
+    EQUAL = "Equal"
+
+
+class TaintEffect(StrEnum):
+    """What a taint does to pods that don't tolerate it."""
+
+    NO_SCHEDULE = "NoSchedule"
+    PREFER_NO_SCHEDULE = "PreferNoSchedule"
+    NO_EXECUTE = "NoExecute"
+
+
+class Toleration(TypedDict, total=False):
+    """A core/v1 toleration, handed on to the pod as it is; so a mapping, in Python too."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", use_attribute_docstrings=True)  # type: ignore[misc]
+
+    key: Annotated[str, Field(max_length=316)]
+    """Key of the taint; absent with operator Exists: every taint."""
+    operator: TolerationOperator
+    """Equal compares key and value, Exists the key alone; absent: Equal."""
+    value: Annotated[str, Field(max_length=63)]
+    """Value of the taint, with operator Equal."""
+    effect: TaintEffect
+    """Effect of the taint; absent: all effects."""
+    tolerationSeconds: Annotated[int, Field(ge=0)]
+    """How long a NoExecute taint is tolerated; absent: for ever."""
+
+
 class Scheduling(Spec):
     """Where pods may run."""
 
-    node_selector: dict[str, str] = Field(default_factory=dict)
+    node_selector: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=32)
     """Labels a node must have."""
-    tolerations: list[dict[str, Any]] = Field(default_factory=list, max_length=16)
+    tolerations: list[Toleration] = Field(default_factory=list, max_length=16)
     """core/v1 tolerations."""
     runtime_class_name: DnsLabel | None = None
     """RuntimeClass, such as nvidia."""
@@ -156,13 +266,24 @@ class Scheduling(Spec):
 class Fitness(Spec):
     """What the backend may serve; a route that breaks this is refused before it takes traffic."""
 
-    allowed_tasks: list[DnsLabel] | None = Field(default=None, max_length=64)
+    model_config = obeys(
+        Cel(
+            "!has(self.allowedTasks) || !has(self.forbiddenTasks)"
+            " || !self.allowedTasks.exists(task, task in self.forbiddenTasks)",
+            "forbiddenTasks holds a task that allowedTasks holds too: remove it from one of them",
+            ".forbiddenTasks",
+        )
+    )
+
+    allowed_tasks: list[DnsLabel] | None = Field(default=None, max_length=64, json_schema_extra=SET)
     """Tasks it may serve; absent: any but the forbidden."""
-    forbidden_tasks: list[DnsLabel] = Field(default_factory=list, max_length=64)
+    forbidden_tasks: list[DnsLabel] = Field(default_factory=list, max_length=64, json_schema_extra=SET)
     """Tasks it must never serve."""
-    data_classes: list[DataClass] = Field(default_factory=lambda: [DataClass.PUBLIC, DataClass.INTERNAL], max_length=4)
+    data_classes: list[DataClass] = Field(
+        default_factory=lambda: [DataClass.PUBLIC, DataClass.INTERNAL], max_length=4
+    )
     """Data classes it may see."""
-    tenants: list[DnsLabel] | None = Field(default=None, max_length=256)
+    tenants: list[DnsLabel] | None = Field(default=None, max_length=256, json_schema_extra=SET)
     """Tenants it may serve; absent: any."""
     region: str | None = Field(default=None, max_length=63)
     """Where it runs, for people and policies."""
@@ -191,13 +312,22 @@ class ModelCard(Spec):
 class InferenceBackendSpec(Spec):
     """Desired state of one model version."""
 
+    model_config = obeys(
+        unchanged("model", optional=False, advice=NEW_BACKEND),
+        unchanged("engine", optional=False, advice=NEW_BACKEND),
+        unchanged("image", optional=True, advice=NEW_BACKEND),
+        unchanged("args", optional=True, advice=NEW_BACKEND),
+        unchanged("resources", optional=True, advice=NEW_BACKEND),
+        unchanged("accelerator", optional=True, advice=NEW_BACKEND),
+    )
+
     model: ModelSource
     """Where the model comes from. Immutable."""
     engine: EngineSettings = Field(default_factory=EngineSettings)
     """How the engine runs it. Immutable."""
     image: str | None = Field(default=None, min_length=1, max_length=500)
     """Runtime image; absent: the operator's default at creation. Immutable."""
-    args: list[str] = Field(default_factory=list, max_length=32)
+    args: list[Annotated[str, Field(max_length=1000)]] = Field(default_factory=list, max_length=32)
     """Arguments in place of the runtime image's own, for images that are not Sluice's. Immutable."""
     replicas: int = Field(default=1, ge=0, le=1000)
     """Pods wanted; autoscalers use the scale subresource."""
@@ -243,12 +373,40 @@ class InferenceBackendStatus(Spec):
     """Label selector of the pods, for the scale subresource."""
     identity: Identity | None = None
     """What the first pod loaded; pods that differ are never endpoints."""
-    conditions: list[Condition] = Field(default_factory=list)
+    conditions: list[Condition] = Field(default_factory=list, json_schema_extra=keyed_by("type"))
     """Ready, Reconciling, Stalled, and particulars."""
 
 
 class InferenceBackend(Spec):
     """One immutable, routable version of a model."""
+
+    KIND: ClassVar = Kind(
+        plural="inferencebackends",
+        short_names=("ib",),
+        columns=(
+            READY,
+            REASON,
+            Column("Replicas", ".spec.replicas", "Pods wanted.", "integer"),
+            Column("Available", ".status.readyReplicas", "Pods that the gateway can reach now.", "integer"),
+            AGE,
+            Column("DType", ".spec.engine.dtype", "Element type of weights and activations.", priority=1),
+            Column(
+                "Quantization",
+                ".spec.engine.quantization",
+                "Weight quantisation applied at load.",
+                priority=1,
+            ),
+            Column("Owner", ".spec.owner", "Who answers for it.", priority=1),
+            Column("Digest", ".status.identity.digest", "What its pods really loaded.", priority=1),
+            MESSAGE,
+        ),
+        scale={
+            "specReplicasPath": ".spec.replicas",
+            "statusReplicasPath": ".status.replicas",
+            "labelSelectorPath": ".status.selector",
+        },
+    )
+    model_config = obeys(named(MAX_NAME))
 
     metadata: Metadata
     spec: InferenceBackendSpec

@@ -8,10 +8,12 @@ are decimal strings (Kubernetes API conventions).
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
+
+from .declare import INT_OR_STRING, Cel, validations
 
 GROUP = "sluice.dev"
 VERSION = "v1alpha1"
@@ -19,22 +21,50 @@ API_VERSION = f"{GROUP}/{VERSION}"
 FIELD_MANAGER = "sluice"
 FINALIZER = f"{GROUP}/drain"
 
+MAX_SAFE_INTEGER = 9_007_199_254_740_991
+"""Largest integer that every JSON reader holds exactly."""
+
+
+def _from_integer(value: Any) -> Any:
+    """`cpu: 2` in YAML is an integer."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _is_re2() -> Cel:
+    """CEL's `matches` is RE2: what can't be compiled makes the rule fail, whatever the answer would be."""
+    return Cel("''.matches(self) in [true, false]", "must be a regular expression in RE2 syntax")
+
+
 DnsLabel = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+Cpu = Annotated[
+    str,
+    Field(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?m?$", json_schema_extra=INT_OR_STRING),
+    BeforeValidator(_from_integer),
+]
 Quantity = Annotated[
     str,
-    Field(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$",
-          json_schema_extra={"x-sluice-int-or-string": True}),
+    Field(
+        max_length=32,
+        pattern=r"^[0-9]+(\.[0-9]+)?(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$",
+        json_schema_extra=INT_OR_STRING,
+    ),
+    BeforeValidator(_from_integer),
 ]
 Decimal = Annotated[str, Field(max_length=16, pattern=r"^[0-9]+(\.[0-9]+)?$")]
-Regex = Annotated[str, Field(min_length=1, max_length=512)]
+Regex = Annotated[str, Field(min_length=1, max_length=512, json_schema_extra=validations(_is_re2()))]
 Percent = Annotated[int, Field(ge=0, le=100)]
+Count = Annotated[int, Field(ge=0)]
 
 
 class Spec(BaseModel):
     """Base of everything in a spec or a status: camelCase on the wire, unknown fields refused, immutable in Python."""
 
     model_config = ConfigDict(
-        alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True, use_attribute_docstrings=True
+        alias_generator=to_camel,
+        populate_by_name=True,
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
     )
 
 
@@ -55,6 +85,14 @@ class Risk(StrEnum):
     HIGH = "High"
 
 
+def named(max_length: int = 63) -> Cel:
+    """Rule for a root object: its name stands in labels, in references and in names of Services."""
+    return Cel(
+        f"self.metadata.name.size() <= {max_length} && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+        f"metadata.name must begin with a letter and hold only a-z, 0-9 and '-', {max_length} characters at most: rename it",
+    )
+
+
 class SecretKeyRef(Spec):
     """A key of a Secret in the same namespace."""
 
@@ -67,7 +105,7 @@ class SecretKeyRef(Spec):
 class Condition(Spec):
     """metav1.Condition."""
 
-    type: str
+    type: str = Field(max_length=316)
     """Kind of the condition, such as Ready, Reconciling or Stalled."""
     status: Literal["True", "False", "Unknown"]
     """Whether it holds."""

@@ -7,11 +7,41 @@ Rules are tried in order and the first match wins. A rule's ``target`` with its 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
-from .common import Condition, DataClass, Decimal, DnsLabel, Metadata, Percent, Regex, Risk, Spec
+from .common import (
+    MAX_SAFE_INTEGER,
+    Condition,
+    DataClass,
+    Decimal,
+    DnsLabel,
+    Metadata,
+    Percent,
+    Regex,
+    Risk,
+    Spec,
+    named,
+)
+from .declare import (
+    AGE,
+    FREE_FORM,
+    MESSAGE,
+    READY,
+    REASON,
+    SET,
+    Cel,
+    Column,
+    Kind,
+    exactly_one,
+    keyed_by,
+    obeys,
+    validations,
+)
+
+ROLLOUT = '.status.rules[?(@.phase!="Stable")]'
+"""JSONPath of rules with a rollout; a column shows the first."""
 
 
 class Metric(StrEnum):
@@ -44,22 +74,30 @@ class Phase(StrEnum):
 class ByteRange(Spec):
     """A range of body sizes, in bytes; min inclusive, max exclusive."""
 
-    min: int = Field(default=0, ge=0)
+    model_config = obeys(
+        Cel(
+            "!has(self.max) || self.min < self.max",
+            "max must be greater than min: no body is in this range",
+            ".max",
+        )
+    )
+
+    min: int = Field(default=0, ge=0, le=MAX_SAFE_INTEGER)
     """At least this many bytes."""
-    max: int | None = Field(default=None, ge=1)
+    max: int | None = Field(default=None, ge=1, le=MAX_SAFE_INTEGER)
     """Fewer than this many bytes."""
 
 
 class Match(Spec):
     """Which requests a rule takes. Everything given must hold; nothing given takes all."""
 
-    tasks: list[DnsLabel] = Field(default_factory=list, max_length=32)
+    tasks: list[DnsLabel] = Field(default_factory=list, max_length=32, json_schema_extra=SET)
     """Claimed task is one of these."""
-    tenants: list[DnsLabel] = Field(default_factory=list, max_length=256)
+    tenants: list[DnsLabel] = Field(default_factory=list, max_length=256, json_schema_extra=SET)
     """Tenant is one of these."""
-    data_classes: list[DataClass] = Field(default_factory=list, max_length=4)
+    data_classes: list[DataClass] = Field(default_factory=list, max_length=4, json_schema_extra=SET)
     """Data class is one of these; a request without a claim is Restricted."""
-    risks: list[Risk] = Field(default_factory=list, max_length=3)
+    risks: list[Risk] = Field(default_factory=list, max_length=3, json_schema_extra=SET)
     """Risk is one of these; a request without a claim is High."""
     input_bytes: ByteRange | None = None
     """Size of the request's body."""
@@ -86,6 +124,13 @@ class Refusal(Spec):
 class Target(Spec):
     """Who answers: exactly one of these."""
 
+    model_config = obeys(
+        Cel(
+            exactly_one("backend", "service", "refusal"),
+            "target needs exactly one kind: give one of backend, service and refusal",
+        )
+    )
+
     backend: DnsLabel | None = None
     """An InferenceBackend of the same namespace."""
     service: ServiceTarget | None = None
@@ -104,11 +149,24 @@ class Features(Spec):
 class Sampling(Spec):
     """Defaults for what a request leaves open."""
 
-    temperature: Decimal | None = None
-    """Temperature; 0 is greedy."""
-    top_p: Decimal | None = None
-    """Nucleus mass."""
-    max_tokens: int | None = Field(default=None, ge=1)
+    temperature: Decimal | None = Field(
+        default=None,
+        json_schema_extra=validations(
+            Cel("double(self) <= 2.0", "temperature must be from 0 to 2, as a string such as '0.7'")
+        ),
+    )
+    """Temperature, 0 to 2; 0 is greedy. A string, such as "0.7"."""
+    top_p: Decimal | None = Field(
+        default=None,
+        json_schema_extra=validations(
+            Cel(
+                "double(self) > 0.0 && double(self) <= 1.0",
+                "topP must be above 0 and at most 1, as a string such as '0.9'",
+            )
+        ),
+    )
+    """Nucleus mass, above 0 to 1. A string, such as "0.9"."""
+    max_tokens: int | None = Field(default=None, ge=1, le=1_048_576)
     """Length of the answer, in tokens."""
 
 
@@ -138,20 +196,27 @@ class Retries(Spec):
 class CircuitBreaker(Spec):
     """Bounds towards one arm; beyond them a request is refused at once with 503."""
 
-    max_requests: int = Field(default=256, ge=1)
+    max_requests: int = Field(default=256, ge=1, le=1_000_000)
     """Requests in flight."""
-    max_pending: int = Field(default=64, ge=0)
+    max_pending: int = Field(default=64, ge=0, le=1_000_000)
     """Requests waiting for a connection."""
 
 
 class Check(Spec):
     """A named check of each answer; exactly one kind."""
 
+    model_config = obeys(
+        Cel(
+            exactly_one("jsonSchema", "mustMatch", "mustNotMatch"),
+            "check needs exactly one kind: give one of jsonSchema, mustMatch and mustNotMatch",
+        )
+    )
+
     name: DnsLabel
     """Name in evidence, events and status."""
     severity: Severity = Severity.HARD
     """Hard: one violation by a candidate rolls it back. Watch: recorded."""
-    json_schema: dict[str, Any] | None = None
+    json_schema: dict[str, Any] | None = Field(default=None, json_schema_extra=FREE_FORM)
     """The answer is JSON that validates against this schema (2020-12)."""
     must_match: Regex | None = None
     """The answer contains a match of this RE2 pattern."""
@@ -162,20 +227,27 @@ class Check(Spec):
 class Contract(Spec):
     """What answers of this rule must keep to."""
 
-    checks: list[Check] = Field(default_factory=list, max_length=16)
+    checks: list[Check] = Field(default_factory=list, max_length=16, json_schema_extra=keyed_by("name"))
     """Checks, by name."""
 
 
 class CandidateArm(Spec):
     """What the candidate does differently from the rule's target; at least one."""
 
+    model_config = obeys(
+        Cel(
+            "has(self.backend) || has(self.features) || has(self.cacheScope) || has(self.sampling)",
+            "candidate differs in nothing: give at least one of backend, features, cacheScope and sampling",
+        )
+    )
+
     backend: DnsLabel | None = None
     """Another InferenceBackend."""
-    features: Features | None = None
+    features: Features | None = Field(default=None, json_schema_extra={"minProperties": 1})
     """Other feature switches."""
     cache_scope: DnsLabel | None = None
     """Another CacheScope."""
-    sampling: Sampling | None = None
+    sampling: Sampling | None = Field(default=None, json_schema_extra={"minProperties": 1})
     """Other sampling defaults."""
 
 
@@ -220,9 +292,24 @@ def default_guards() -> list[Guard]:
 class Rollout(Spec):
     """How the candidate is let in. Removing it, or `abort`, puts everything back on the target."""
 
+    model_config = obeys(
+        Cel(
+            "self.steps.map(step, step.weight).isSorted()"
+            " && self.steps.all(step, self.steps.exists_one(other, other.weight == step.weight))",
+            "steps must have ascending weights, such as 10, 25, 50: put them in order and remove duplicates",
+            ".steps",
+        ),
+        Cel(
+            "!has(self.guards) || self.guards.all(guard, self.guards.exists_one(other, other.metric == guard.metric"
+            " && (guard.metric == 'ErrorRate' || other.percentile == guard.percentile)))",
+            "guards watch the same metric at the same percentile twice: remove one",
+            ".guards",
+        ),
+    )
+
     candidate: CandidateArm
     """What is new."""
-    attempt: int = Field(default=1, ge=1)
+    attempt: int = Field(default=1, ge=1, le=MAX_SAFE_INTEGER)
     """Raise it to try again after a rollback; a rolled-back attempt never comes back by itself."""
     abort: bool = False
     """True: the candidate leaves at once."""
@@ -234,12 +321,58 @@ class Rollout(Spec):
     """Steps with ascending weights; after the last one the candidate is promoted."""
     guards: list[Guard] = Field(default_factory=default_guards, max_length=16)
     """Statistical guards."""
-    alpha: Decimal = "0.01"
+    alpha: Decimal = Field(
+        default="0.01",
+        json_schema_extra=validations(
+            Cel(
+                "double(self) > 0.0 && double(self) < 1.0",
+                "alpha must lie between 0 and 1, both excluded, as a string such as '0.01'",
+            )
+        ),
+    )
     """Chance of a false rollback over the whole rollout and all guards together."""
 
 
 class Rule(Spec):
     """One routing rule."""
+
+    model_config = obeys(
+        Cel(
+            "!has(self.rollout) || has(self.target.backend)",
+            "rollout needs target.backend to compare the candidate with: name one, or remove the rollout",
+            ".rollout",
+        ),
+        Cel(
+            "!has(self.rollout) || !has(self.rollout.candidate.backend) || !has(self.target.backend)"
+            " || self.rollout.candidate.backend != self.target.backend || has(self.rollout.candidate.features)"
+            " || has(self.rollout.candidate.cacheScope) || has(self.rollout.candidate.sampling)",
+            "rollout.candidate.backend is already the target: remove the rollout, or name another backend",
+            ".rollout.candidate.backend",
+        ),
+        Cel(
+            "!has(self.fallbacks) || !has(self.target.backend)"
+            " || self.fallbacks.all(fallback, fallback.backend != self.target.backend)",
+            "fallbacks name the target itself: name another backend",
+            ".fallbacks",
+        ),
+        Cel(
+            "!has(self.fallbacks) || !has(self.rollout) || !has(self.rollout.candidate.backend)"
+            " || self.fallbacks.all(fallback, fallback.backend != self.rollout.candidate.backend)",
+            "fallbacks name the candidate, which would let it in unproven: name another backend",
+            ".fallbacks",
+        ),
+        Cel(
+            "!has(self.fallbacks) || self.fallbacks.size() == 0 || !has(self.target.refusal)",
+            "fallbacks mean nothing after a refusal, which can't fail: remove them",
+            ".fallbacks",
+        ),
+        Cel(
+            "!has(self.contract) || !has(self.contract.checks) || self.contract.checks.size() == 0"
+            " || has(self.target.backend)",
+            "contract needs target.backend, since it is the backend's pods that check: remove it, or name a backend",
+            ".contract",
+        ),
+    )
 
     name: DnsLabel
     """Unique within the policy."""
@@ -272,7 +405,7 @@ class RoutePolicySpec(Spec):
 
     model: str = Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9._:/-]+$")
     """The name that callers put into `model`."""
-    rules: list[Rule] = Field(min_length=1, max_length=32)
+    rules: list[Rule] = Field(min_length=1, max_length=32, json_schema_extra=keyed_by("name"))
     """Rules in order; the first match wins, no match is refused with 403."""
 
 
@@ -359,14 +492,36 @@ class RoutePolicyStatus(Spec):
     """Generation last looked at."""
     accepted_generation: int = 0
     """Generation in force; lags behind observedGeneration where the last edit was refused."""
-    conditions: list[Condition] = Field(default_factory=list)
+    conditions: list[Condition] = Field(default_factory=list, json_schema_extra=keyed_by("type"))
     """Ready, Reconciling, Stalled, RolledBack, PromotionNotInGit …"""
-    rules: list[RuleStatus] = Field(default_factory=list)
+    rules: list[RuleStatus] = Field(default_factory=list, json_schema_extra=keyed_by("name"))
     """One entry a rule."""
 
 
 class RoutePolicy(Spec):
     """Which arm answers whom under one public model name."""
+
+    KIND: ClassVar = Kind(
+        plural="routepolicies",
+        short_names=("rp",),
+        columns=(
+            Column("Model", ".spec.model", "The name that callers put into `model`."),
+            READY,
+            REASON,
+            Column("Rollout", f"{ROLLOUT}.phase", "Phase of the first rule with a rollout."),
+            Column(
+                "Weight", f"{ROLLOUT}.weight", "Percent of its requests that go to the candidate.", "integer"
+            ),
+            AGE,
+            Column("Rule", f"{ROLLOUT}.name", "Name of the rule whose rollout is shown.", priority=1),
+            Column("Held", f"{ROLLOUT}.held", "Why it is not advancing.", priority=1),
+            Column(
+                "Samples", f"{ROLLOUT}.numSamples", "Candidate requests judged in this stage.", "integer", 1
+            ),
+            MESSAGE,
+        ),
+    )
+    model_config = obeys(named())
 
     metadata: Metadata
     spec: RoutePolicySpec
