@@ -1,9 +1,10 @@
 """Writes ``crds/`` from the models in ``api/``: ``python -m sluice_operator.crdgen --out crds/``.
 
-Why: one source of truth; a test fails when the files differ from what this writes. Invariant: the schemas are structural,
-that is, every reference is inlined, nothing is nullable, and whatever the API server can't hold in a structural schema
-(titles, closed objects, property names) is left out rather than weakened into something free-form. Closed objects lose
-nothing: the API server prunes unknown fields, and refuses them for clients with strict validation, such as kubectl.
+Why: one source of truth; a test fails when the files differ from what this writes. Invariant: the schemas are
+structural, that is, every reference is inlined, nothing is nullable, and what a structural schema can't hold
+(titles, closed objects, property names) is left out rather than weakened into something free-form. Closed objects
+lose nothing: the API server prunes unknown fields, and refuses them for clients with strict validation, such as
+kubectl.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ def structural(node: Any, definitions: Json) -> Any:
     for key in ("items", "additionalProperties"):
         if isinstance(out.get(key), dict):
             out[key] = structural(out[key], definitions)
+    if "description" in out:
+        out["description"] = " ".join(out["description"].split())
     return _without_what_crds_refuse(out)
 
 
@@ -121,7 +124,7 @@ def _plain(value: Any) -> Any:
 
 
 def schema_of(resource: type[BaseModel]) -> Json:
-    """The structural schema of `resource`, root included. The status has no defaults: only the operator writes it."""
+    """The structural schema of `resource`. The status has no defaults: only the operator writes it."""
     raw = resource.model_json_schema(by_alias=True)
     schema: Json = structural(raw, raw.get("$defs", {}))
     spec = _model_in(resource.model_fields["spec"].annotation)

@@ -1,7 +1,7 @@
 """InferenceBackend: one immutable, routable version of a model with its engine settings.
 
-What changes answers is immutable (CEL rule on the spec), so nothing reaches users by an edit in place: a new version is a
-new object. Replicas, cost, owner, scheduling and the card may change.
+What changes answers is immutable (CEL rules on the spec), so nothing reaches users by an edit in place: a new
+version is a new object. Replicas, cost, owner, scheduling and the card may change.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ def _at_least(field: str, least: str) -> JsonDict:
 
 
 def _within_limit(resource: str) -> Cel:
-    both = f"has(self.requests) && has(self.limits) && has(self.requests.{resource}) && has(self.limits.{resource})"
-    request, limit = (f"quantity(string(self.{side}.{resource}))" for side in ("requests", "limits"))
+    sides = ("requests", "limits")
+    both = " && ".join(f"has(self.{side}) && has(self.{side}.{resource})" for side in sides)
+    request, limit = (f"quantity(string(self.{side}.{resource}))" for side in sides)
     return Cel(
         f"!({both}) || {request}.compareTo({limit}) <= 0",
         f"requests.{resource} must not exceed limits.{resource}: lower the request or raise the limit",
@@ -102,7 +103,7 @@ class HuggingFaceSource(Spec):
     repo: str = Field(pattern=r"^[A-Za-z0-9._-]+/[A-Za-z0-9._-]+$", max_length=200)
     """Repository id, owner/name."""
     revision: str = Field(min_length=1, max_length=100)
-    """Commit to load. A branch name is allowed, but the backend then stands or falls with the digest of what was loaded first."""
+    """Commit to load. A branch is allowed, but once it has moved, pods that load it are refused by digest."""
     token_secret: SecretKeyRef | None = None
     """Access token for a gated repository."""
 
@@ -133,12 +134,12 @@ class HostPathSource(Spec):
 
 
 class ModelSource(Spec):
-    """Where the model comes from: exactly one source. Safetensors or GGUF only; pickles and remote code are refused."""
+    """Where the model comes from: exactly one source. Safetensors or GGUF, never pickles or remote code."""
 
     model_config = obeys(
         Cel(
             exactly_one("huggingFace", "persistentVolumeClaim", "image", "hostPath"),
-            "model needs exactly one source: give one of huggingFace, persistentVolumeClaim, image and hostPath",
+            "model needs exactly one source: give one of huggingFace, persistentVolumeClaim, image, hostPath",
         )
     )
 
@@ -338,7 +339,7 @@ class InferenceBackendSpec(Spec):
     scheduling: Scheduling = Field(default_factory=Scheduling)
     """Where pods may run."""
     update_strategy: UpdateStrategy = UpdateStrategy.AUTO
-    """Surge starts a new pod before an old one ends; Replace ends the old one first; Auto surges unless accelerators leave no room."""
+    """Surge starts a new pod before an old one ends, Replace ends it first, Auto surges if there is room."""
     fitness: Fitness = Field(default_factory=Fitness)
     """What it may serve."""
     cost: Cost | None = None

@@ -40,7 +40,7 @@ class CacheScopeSpec(Spec):
         json_schema_extra=validations(
             Cel(
                 "self.all(name, name.matches('^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$'))",
-                "versions: each name must be 1 to 63 letters, digits, '-', '_' or '.', such as prompt or knowledge",
+                "versions: each name must be 1 to 63 letters, digits, '-', '_' or '.', such as prompt",
             )
         ),
     )

@@ -1,8 +1,8 @@
 """What all resources share: the base model, names, quantities and conditions.
 
-The pydantic models in this package are the one source of truth for the resources; ``crds/`` is generated from them
-(``make crds``) and a test fails when the two differ. No floats in a spec: ratios are integers in percent, shares of α
-are decimal strings (Kubernetes API conventions).
+The pydantic models in this package are the one source of truth for the resources; ``crds/`` is generated from
+them (``make crds``) and a test fails when the two differ. No floats in a spec: ratios are integers in
+percent, shares of α are decimal strings (Kubernetes API conventions).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class Spec(BaseModel):
-    """Base of everything in a spec or a status: camelCase on the wire, unknown fields refused, immutable in Python."""
+    """Base of all of a spec or a status: camelCase on the wire, unknown fields refused, frozen in Python."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -69,7 +69,7 @@ class Spec(BaseModel):
 
 
 class DataClass(StrEnum):
-    """How sensitive a request's content is, in ascending order; a request that claims none counts as Restricted."""
+    """How sensitive a request's content is, ascending; a request that claims none counts as Restricted."""
 
     PUBLIC = "Public"
     INTERNAL = "Internal"
@@ -88,8 +88,10 @@ class Risk(StrEnum):
 def named(max_length: int = 63) -> Cel:
     """Rule for a root object: its name stands in labels, in references and in names of Services."""
     return Cel(
-        f"self.metadata.name.size() <= {max_length} && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-        f"metadata.name must begin with a letter and hold only a-z, 0-9 and '-', {max_length} characters at most: rename it",
+        f"self.metadata.name.size() <= {max_length}"
+        " && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+        "metadata.name must begin with a letter and hold only a-z, 0-9 and '-',"
+        f" {max_length} characters at most: rename it",
     )
 
 

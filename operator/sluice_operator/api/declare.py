@@ -1,7 +1,8 @@
 """What a model tells the API server beyond types: CEL rules, list semantics, columns.
 
-Rules stand beside the types they speak of, so that a field can't be renamed without its rule. Invariant: a rule's message
-begins with the field that is wrong and ends with what to do about it, because it is all that the person at kubectl sees.
+Rules stand beside the types they speak of, so that a field can't be renamed without its rule. Invariant: a
+rule's message begins with the field that is wrong and ends with what to do about it, because it is all that the
+person at kubectl sees.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ VALIDATIONS = "x-kubernetes-validations"
 INT_OR_STRING: JsonDict = {"x-kubernetes-int-or-string": True}
 FREE_FORM: JsonDict = {"x-kubernetes-preserve-unknown-fields": True}
 SET: JsonDict = {"x-kubernetes-list-type": "set"}
-"""Only for lists without a default: server-side apply merges sets, and nobody owns what a default put there."""
+"""Only for lists without a default: server-side apply merges sets, and nobody owns what a default put in."""
 
 Reason = Literal["FieldValueInvalid", "FieldValueForbidden", "FieldValueRequired", "FieldValueDuplicate"]
 
@@ -58,7 +59,7 @@ def exactly_one(*fields: str) -> str:
 
 
 def unchanged(field: str, *, optional: bool, advice: str) -> Cel:
-    """Rule for the parent of `field`. An optional field may neither appear nor vanish, hence on the parent."""
+    """Rule for the parent of `field`: an optional field may neither appear nor vanish."""
     same = f"self.{field} == oldSelf.{field}"
     if optional:
         same = f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || {same})"

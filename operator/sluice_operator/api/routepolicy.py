@@ -1,7 +1,7 @@
 """RoutePolicy: which arm answers whom under one public model name, and how a new arm is let in.
 
-Rules are tried in order and the first match wins. A rule's ``target`` with its features, cache scope and sampling is its
-*stable* arm; ``rollout.candidate`` overrides any of them and so makes the *candidate* arm.
+Rules are tried in order and the first match wins. A rule's ``target`` with its features, cache scope and sampling
+is its *stable* arm; ``rollout.candidate`` overrides any of them and so makes the *candidate* arm.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Metric(StrEnum):
     """What a guard watches."""
 
     TTFT = "TTFT"
-    TIME_PER_TOKEN = "TimePerToken"
+    TIME_PER_TOKEN = "TimePerToken"  # noqa: S105
     TOTAL = "Total"
     ERROR_RATE = "ErrorRate"
 
@@ -300,7 +300,8 @@ class Rollout(Spec):
             ".steps",
         ),
         Cel(
-            "!has(self.guards) || self.guards.all(guard, self.guards.exists_one(other, other.metric == guard.metric"
+            "!has(self.guards) || self.guards.all(guard, self.guards.exists_one(other,"
+            " other.metric == guard.metric"
             " && (guard.metric == 'ErrorRate' || other.percentile == guard.percentile)))",
             "guards watch the same metric at the same percentile twice: remove one",
             ".guards",
@@ -344,7 +345,8 @@ class Rule(Spec):
         ),
         Cel(
             "!has(self.rollout) || !has(self.rollout.candidate.backend) || !has(self.target.backend)"
-            " || self.rollout.candidate.backend != self.target.backend || has(self.rollout.candidate.features)"
+            " || self.rollout.candidate.backend != self.target.backend"
+            " || has(self.rollout.candidate.features)"
             " || has(self.rollout.candidate.cacheScope) || has(self.rollout.candidate.sampling)",
             "rollout.candidate.backend is already the target: remove the rollout, or name another backend",
             ".rollout.candidate.backend",
@@ -369,7 +371,7 @@ class Rule(Spec):
         Cel(
             "!has(self.contract) || !has(self.contract.checks) || self.contract.checks.size() == 0"
             " || has(self.target.backend)",
-            "contract needs target.backend, since it is the backend's pods that check: remove it, or name a backend",
+            "contract needs target.backend, whose pods do the checking: remove it, or name a backend",
             ".contract",
         ),
     )
