@@ -428,11 +428,11 @@ class GuardStatus(Spec):
     name: str
     """Metric and percentile, such as TTFT/p95."""
     log_wealth: list[str] = Field(default_factory=list)
-    """Natural logarithms of the wealth of each alternative, decimal strings."""
+    """Natural logarithms of the wealth of each alternative, decimal strings; empty: no bad event yet."""
     num_bad_stable: int = 0
-    """Bad events of stable in this step."""
+    """Bad events of stable since evidence last restarted."""
     num_bad_candidate: int = 0
-    """Bad events of the candidate in this step."""
+    """Bad events of the candidate since evidence last restarted."""
 
 
 class Transition(Spec):
@@ -474,15 +474,19 @@ class RuleStatus(Spec):
     held: str = ""
     """Why it is not advancing: NoEvidence, CandidateNotReady, Paused …; empty: advancing."""
     stage_since: str = ""
-    """RFC 3339 time at which this stage began."""
+    """RFC 3339 time at which this stage's traffic began; empty: not begun."""
+    evidence_since: str = ""
+    """RFC 3339 time at which evidence last restarted; requests older than that count for no guard."""
     num_samples: int = 0
-    """Candidate requests judged in this stage."""
+    """Candidate requests answered and judged in this stage; failures are evidence, but no samples."""
     num_stable_samples: int = 0
     """Stable requests judged in this stage."""
     guards: list[GuardStatus] = Field(default_factory=list)
     """Evidence of the guards."""
     num_restarts: int = 0
     """How often evidence has restarted; each restart has its own share of alpha."""
+    rejected: list[str] = Field(default_factory=list)
+    """Attempts that were rolled back or aborted, newest last, at most 20; none of them starts again."""
     history: list[Transition] = Field(default_factory=list)
     """Newest last, at most 20."""
 
