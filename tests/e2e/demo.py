@@ -1,0 +1,212 @@
+"""``make demo``: from ``kubectl apply`` to an automatic rollback, on a real cluster with a real model.
+
+Each chapter applies manifests of ``examples/`` and checks what the timeline claims; any claim that does not hold ends the
+demo with exit code 1. A load generator sends real requests all along, and at the end none of a healthy arm may have failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from openai import OpenAI
+
+from .harness.evidence import Tap
+from .harness.install import EXAMPLES, Installation, backend_pods, install, models_dir
+from .harness.kube import until
+from .harness.load import Load, Sample, chat
+from .harness.story import Story
+
+POLICY, RULE = "assistant", "facts"
+FACT = "What is the capital of France?"
+
+
+class Demo:
+    """The story's chapters, in order."""
+
+    def __init__(self, story: Story, sluice: Installation) -> None:
+        self.story, self.sluice, self.kube = story, sluice, sluice.kube
+
+    def apply(self, name: str) -> None:
+        """Apply an example as it stands."""
+        self.kube.apply_file(EXAMPLES / name, MODELS_DIR=models_dir())
+        self.story.tell(f"kubectl apply -f examples/{name}")
+
+    def phase(self, *wanted: str, seconds: float = 90) -> dict[str, object]:
+        """The rule's status once it is in one of these phases."""
+        return until(f"rule {RULE} {' or '.join(wanted)} (now {self.kube.rule(POLICY, RULE)})",
+                     lambda: (rule := self.kube.rule(POLICY, RULE)).get("phase") in wanted and rule, seconds=seconds)
+
+    def told(self, rule: dict[str, object]) -> None:
+        """The last line of the rule's history."""
+        last = rule["history"][-1]  # type: ignore[index]
+        self.story.tell(f"{last['phase']} ({last['reason']}): {last['message']}")
+
+    def ready(self, backend: str) -> None:
+        """Wait until the gateway can reach a backend."""
+        began = time.monotonic()
+        self.kube.wait_condition("InferenceBackend", backend, "Ready", seconds=180)
+        self.story.tell(f"backend {backend} is Ready after {time.monotonic() - began:.0f} s")
+
+    @contextmanager
+    def candidate(self, manifest: str, backend: str) -> Iterator[Tap]:
+        """A candidate backend with a tap on its pod; deleted at the end, which must end."""
+        self.apply(manifest)
+        self.ready(backend)
+        pod = backend_pods(self.kube, backend)[0]["metadata"]["name"]
+        with Tap(self.kube, pod, self.sluice.admin_token) as tap:
+            yield tap
+
+    def drop(self, backend: str) -> None:
+        """Delete a backend and wait until its pods are gone, so that the next one finds room."""
+        self.kube.delete("InferenceBackend", backend)
+        until(f"backend {backend} gone", lambda: not backend_pods(self.kube, backend), seconds=90)
+
+    # Chapters
+
+    def serve(self) -> None:
+        for name in ("00-tenant.yaml", "01-models.yaml", "02-cachescope.yaml", "10-smol-bf16.yaml", "20-assistant.yaml"):
+            self.apply(name)
+        self.ready("smol-bf16")
+        self.kube.wait_condition("RoutePolicy", POLICY, "Ready")
+        client = OpenAI(base_url=self.sluice.url + "/v1", api_key=self.sluice.key, max_retries=0)
+        for question in (FACT, "用一句话介绍一下你自己。"):
+            parts = [event.choices[0].delta.content or "" for event in client.chat.completions.create(
+                model="assistant", messages=[{"role": "user", "content": question}], stream=True, max_tokens=24, temperature=0)
+                if event.choices]
+            answer = "".join(parts)
+            self.story.check(len(parts) > 2 and bool(answer.strip()), f"streamed through the gateway: {question} → {answer!r}")
+
+    def promote(self) -> None:
+        with self.candidate("11-smol-int8.yaml", "smol-int8"):
+            self.apply("21-release-int8.yaml")
+            for phase in ("Shadowing", "Step", "Promoted"):
+                rule = self.phase(phase, seconds=120)
+                self.told(rule)
+            seen = [line["phase"] for line in rule["history"]]  # type: ignore[attr-defined]
+            self.story.check(seen[-4:] == ["Shadowing", "Step", "Step", "Promoted"], "shadow, 25 %, 50 %, promoted")
+        self.apply("20-assistant.yaml")
+        self.phase("Stable")
+        self.story.tell("back to smol-bf16 by an edit, for the next chapters")
+        self.drop("smol-int8")
+
+    def slow(self) -> None:
+        with self.candidate("12-smol-slow.yaml", "smol-slow") as tap:
+            self.apply("22-release-slow.yaml")
+            self.told(self.phase("Step"))
+            rule = self.phase("RolledBack", seconds=120)
+            self.told(rule)
+            self.story.check("p95" in rule["history"][-1]["message"], "a p95 guard rolled it back by itself")  # type: ignore[index]
+            self.settle(tap)
+            live = [r for r in tap.records if not r["mirror"]]
+            seconds, requests = tap.after_first(lambda record: record is live[0])
+            self.story.tell(f"from its first slow answer to its last request: {seconds:.1f} s, {requests} candidate requests")
+            self.story.facts["slow"] = {"seconds": seconds, "candidate_requests": requests}
+        self.apply("20-assistant.yaml")
+        self.drop("smol-slow")
+
+    def settle(self, tap: Tap) -> None:
+        """Wait until the pod has finished what it had: its running requests are records too."""
+        count = -1
+        while count != len(tap.records):
+            count = len(tap.records)
+            time.sleep(3)
+
+    def contract(self) -> None:
+        with self.candidate("13-smol-random.yaml", "smol-random") as tap:
+            self.apply("23-release-random-shadow.yaml")
+            rule = self.phase("RolledBack", seconds=90)
+            self.told(rule)
+            self.story.check(bool(tap.records) and all(r["mirror"] for r in tap.records),
+                             "stopped in the shadow stage: no user saw an answer of it")
+            mirrored = len(tap.records)
+            self.apply("24-release-random-direct.yaml")
+            until("a second rollback", lambda: self.kube.rule(POLICY, RULE)["attempt"] != rule["attempt"]
+                  and self.kube.rule(POLICY, RULE)["phase"] == "RolledBack", seconds=90)
+            self.told(self.kube.rule(POLICY, RULE))
+            self.settle(tap)
+            broken = [r for r in tap.records[mirrored:] if not r["mirror"] and any(v["hard"] and not v["ok"] for v in r["verdicts"])]
+            self.story.check(1 <= len(broken) <= 3, f"without the shadow stage: rolled back on the first violation "
+                             f"({len(broken)} requests were in flight or answered by it)")
+        self.apply("20-assistant.yaml")
+        self.drop("smol-random")
+
+    def edit(self) -> None:
+        with self.candidate("11-smol-int8.yaml", "smol-int8") as tap:
+            self.apply("25-release-int8-long.yaml")
+            self.told(self.phase("Step"))
+            until("candidate traffic", lambda: [r for r in tap.records if not r["mirror"]])
+            edited = time.time()
+            self.apply("20-assistant.yaml")
+            self.phase("Stable")
+            written = time.time() - edited
+            self.settle(tap)
+            # A record is written when a request ends; its start is what the route decided.
+            late = [start - edited for r in tap.records if (start := r["time"] - r["timing"]["total_s"]) > edited]
+            self.story.check(max(late, default=0) < 1, f"an edit in mid-rollout was in force at once: last candidate request "
+                             f"{max(late, default=0):.2f} s after it, status written after {written:.2f} s")
+
+    def restart(self) -> None:
+        self.apply("25-release-int8-long.yaml")
+        before = self.phase("Step")
+        until("evidence in this step", lambda: self.kube.rule(POLICY, RULE).get("numSamples", 0) >= 2)
+        before = self.kube.rule(POLICY, RULE)
+        for pod in self.kube.list("Pod", "app.kubernetes.io/component=operator"):
+            self.kube.delete("Pod", pod["metadata"]["name"], grace_period_seconds=0)
+        self.story.tell(f"operator pod killed at step {before['step']} with {before['numSamples']} samples")
+        after = until("the rollout to go on", lambda: (rule := self.kube.rule(POLICY, RULE)).get("numSamples", 0)
+                      > before["numSamples"] and rule, seconds=90)
+        self.story.check(after["attempt"] == before["attempt"] and after["step"] >= before["step"],
+                         "the same attempt goes on where it was")
+        self.apply("20-assistant.yaml")
+        self.phase("Stable")
+        self.drop("smol-int8")
+
+
+def judge(story: Story, samples: list[Sample]) -> None:
+    """No request may have failed but those that the broken candidate answered in its own chapter."""
+    failed = [sample for sample in samples if not sample.ok]
+    unexplained = [sample for sample in failed if "contract_violation" not in sample.text + sample.error]
+    story.facts["requests"] = {"sent": len(samples), "failed": len(failed)}
+    story.check(not unexplained, f"{len(samples)} requests, {len(failed)} failed, each of them the broken candidate's own answer"
+                + "".join(f"; {s.status} {s.error or s.text[:120]}" for s in unexplained[:3]))
+
+
+def main() -> int:
+    """Run the story; 0 if all of it happened."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", type=float, default=3.0, help="requests a second (default 3: two cores carry about 4)")
+    parser.add_argument("--save", type=Path, help="write the timeline as JSON, from which the README's picture is drawn")
+    args = parser.parse_args()
+    story = Story()
+    try:
+        with story.chapter("Install"):
+            demo = Demo(story, install())
+            story.tell("Helm installed the operator and the gateway")
+        with story.chapter("1. Serve"):
+            demo.serve()
+        with Load(demo.sluice.url, demo.sluice.key, lambda _: chat(FACT, max_tokens=16), rate=args.rate,
+                  headers={"sluice-task": "facts"}) as load:
+            for title, chapter in (("2. A sound candidate", demo.promote), ("3. A slow candidate", demo.slow),
+                                   ("4. A candidate that breaks its contract", demo.contract),
+                                   ("5. An edit in the middle", demo.edit), ("6. The operator dies", demo.restart)):
+                with story.chapter(title):
+                    chapter()
+        with story.chapter("Through all of it"):
+            judge(story, load.samples)
+    except Exception as error:  # the chapter has told it
+        if not story.failed:
+            raise error
+    story.print()
+    if args.save:
+        story.save(args.save)
+    print(f"\nFAILED: {story.failed}" if story.failed else "\nAll of it happened.")
+    return 1 if story.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""Sluice on the cluster that KUBECONFIG names: the chart by Helm, keys, and the models' volume."""
+
+from __future__ import annotations
+
+import base64
+import os
+import secrets
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from .kube import Kube, Object, tool, until
+
+ROOT = Path(__file__).parents[3]
+EXAMPLES = ROOT / "examples"
+CACHE = Path(os.environ.get("SLUICE_CACHE", Path.home() / ".cache/sluice"))
+NAMESPACE = "sluice-demo"
+NODE_PORT = 30080
+
+
+@dataclass(frozen=True)
+class Installation:
+    """Where Sluice can be reached."""
+
+    kube: Kube
+    url: str
+    """Of the gateway, without ``/v1``."""
+    key: str
+    """API key of the tenant ``demo``."""
+    admin_token: str
+    """Of the pods' admin port."""
+
+
+def images() -> dict[str, str]:
+    """Image references that ``cluster images`` loaded: OPERATOR_IMAGE, RUNTIME_IMAGE, GATEWAY_IMAGE."""
+    lines = (CACHE / "cluster/images.env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line)
+
+
+def helm(*args: str) -> None:
+    """Run Helm; its output is shown only when it fails."""
+    done = subprocess.run([tool("helm"), *args], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"helm {args[0]} failed: {done.stderr.strip() or done.stdout.strip()}")
+
+
+def secret(kube: Kube, name: str, value: str) -> str:
+    """A Secret with one ``key``, kept where it exists."""
+    found = kube.get("Secret", name)
+    if found:
+        return base64.b64decode(found["data"]["key"]).decode()
+    kube.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": {"key": value}})
+    return value
+
+
+def install() -> Installation:
+    """Idempotent: installs or upgrades, waits until the gateway answers."""
+    kube = Kube(NAMESPACE)
+    reference = images()
+    flags = []
+    for part in ("operator", "runtime", "gateway"):
+        repository, tag = reference[f"{part.upper()}_IMAGE"].rsplit(":", 1)
+        flags += ["--set", f"images.{part}.repository={repository}", "--set-string", f"images.{part}.tag={tag}"]
+    helm("upgrade", "--install", "sluice", str(ROOT / "charts/sluice"), "--namespace", NAMESPACE, "--create-namespace",
+         "--set", "gateway.service.type=NodePort", "--set", f"gateway.service.nodePort={NODE_PORT}",
+         *flags, "--wait", "--timeout", "3m")
+    # A chart's crds/ are installed once and never upgraded by Helm: apply what the checkout says now.
+    subprocess.run([tool("kubectl"), "apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds")],
+                   check=True, capture_output=True)
+    key = secret(kube, "demo-key", secrets.token_urlsafe(24))
+    runtime = until("Secret sluice-runtime", lambda: kube.get("Secret", "sluice-runtime"))
+    token = base64.b64decode(runtime["data"]["admin-token"]).decode()
+    return Installation(kube, f"http://127.0.0.1:{NODE_PORT}", key, token)
+
+
+def models_dir() -> str:
+    """Where the demo's models lie on the node."""
+    return str(CACHE / "models")
+
+
+def backend_pods(kube: Kube, backend: str) -> list[Object]:
+    """Running pods of a backend."""
+    pods = kube.list("Pod", f"sluice.dev/backend={backend}")
+    return [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]

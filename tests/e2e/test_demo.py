@@ -1,0 +1,14 @@
+"""The README's first command, as it stands: every claim of its timeline is a check of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from e2e.harness.install import ROOT, Installation
+
+
+def test_demo(sluice: Installation) -> None:
+    done = subprocess.run([sys.executable, "-m", "e2e.demo"], cwd=ROOT / "tests", capture_output=True, text=True, timeout=900)
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
