@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -33,7 +34,7 @@ func main() {
 	case "kube-proxy":
 		os.Exit(cli.Run(proxy.NewProxyCommand()))
 	case "kubelet":
-		os.Exit(cli.Run(kubelet.NewKubeletCommand()))
+		os.Exit(cli.Run(kubelet.NewKubeletCommand(context.Background())))
 	case "kubectl":
 		if err := cli.RunNoErrOutput(kubectl.NewDefaultKubectlCommand()); err != nil {
 			fmt.Fprintln(os.Stderr, err)
