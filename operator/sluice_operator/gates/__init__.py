@@ -8,7 +8,7 @@ The loop that uses them::
     gate = align(gate, rule, decision.status, now)        # follows stage, weight and restarts of evidence
 """
 
-from .gate import GateState, Verdict, align, checkpoint, fold, verdict
+from .gate import GateState, Verdict, align, belongs, checkpoint, fold, verdict
 from .observation import ArmName, Observation
 
-__all__ = ["ArmName", "GateState", "Observation", "Verdict", "align", "checkpoint", "fold", "verdict"]
+__all__ = ["ArmName", "GateState", "Observation", "Verdict", "align", "belongs", "checkpoint", "fold", "verdict"]
