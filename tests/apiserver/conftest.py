@@ -3,12 +3,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+
 from apiserver.server import ApiServer, binaries_missing
 
 
 @pytest.fixture(scope="session")
 def api_server() -> Iterator[ApiServer]:
-    """A bare API server with the CRDs, shared by the tests of this directory: each takes a namespace of its own."""
+    """A bare API server with the CRDs, shared by all tests."""
     if missing := binaries_missing():
         pytest.fail(missing)
     with ApiServer.start() as server:

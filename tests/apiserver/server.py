@@ -1,8 +1,9 @@
-"""A bare Kubernetes API: etcd and kube-apiserver on free ports of 127.0.0.1, in a temporary directory, and nothing else.
+"""A bare Kubernetes API: etcd and kube-apiserver on free ports of 127.0.0.1, in a temporary directory,
+and nothing else.
 
-Why: what the API server refuses, defaults, prints and merges can't be told from a schema on paper. No controllers run,
-so nothing is created, collected or scheduled. Ready in about 5 s. Invariant: both processes die with the one that
-started them, also when it is killed.
+Why: what the API server refuses, defaults, prints and merges can't be told from a schema on paper.
+No controllers run, so nothing is created, collected or scheduled. Ready in about 5 s. Invariant:
+both processes die with the one that started them, also when it is killed.
 
     with ApiServer.start() as server:           # or the fixture `api_server` in conftest.py
         server.install_crds()
@@ -52,21 +53,26 @@ class ApiServer:
     @classmethod
     @contextlib.contextmanager
     def start(cls) -> Iterator[ApiServer]:
-        """Runs until the context ends. Raises RuntimeError with the log's end when it does not come up in 90 s."""
-        with tempfile.TemporaryDirectory(prefix="sluice-apiserver-") as name, contextlib.ExitStack() as processes:
+        """Runs until the context ends. Raises RuntimeError with the log's end when it does not come up."""
+        with (
+            tempfile.TemporaryDirectory(prefix="sluice-apiserver-") as name,
+            contextlib.ExitStack() as processes,
+        ):
             directory = Path(name)
             client, peer, secure = _free_ports(3)
             processes.enter_context(_process("etcd", _etcd_flags(directory, client, peer), directory))
             token = secrets.token_hex(16)
             (directory / "tokens.csv").write_text(f"{token},admin,admin,system:masters\n")
-            processes.enter_context(
-                _process("kube-apiserver", _apiserver_flags(directory, client, secure), directory)
-            )
+            flags = _apiserver_flags(directory, client, secure)
+            process = processes.enter_context(_process("kube-apiserver", flags, directory))
             server = cls(
-                f"https://127.0.0.1:{secure}", token, directory / "kubeconfig", directory / "kube-apiserver.log"
+                f"https://127.0.0.1:{secure}",
+                token,
+                directory / "kubeconfig",
+                directory / "kube-apiserver.log",
             )
             server._write_kubeconfig()
-            server._wait_ready(90)
+            server._wait_ready(process, 90)
             yield server
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
@@ -105,12 +111,14 @@ class ApiServer:
             "kind": "Config",
             "clusters": [{"name": "bare", "cluster": {"server": self.url, "insecure-skip-tls-verify": True}}],
             "users": [{"name": "admin", "user": {"token": self.token}}],
-            "contexts": [{"name": "bare", "context": {"cluster": "bare", "user": "admin", "namespace": "default"}}],
+            "contexts": [
+                {"name": "bare", "context": {"cluster": "bare", "user": "admin", "namespace": "default"}}
+            ],
             "current-context": "bare",
         }
         self.kubeconfig.write_text(yaml.safe_dump(config))
 
-    def _wait_ready(self, seconds: float) -> None:
+    def _wait_ready(self, process: subprocess.Popen[bytes], seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -118,9 +126,11 @@ class ApiServer:
                 self.kubectl("get", "namespace", "default")
                 return
             except Refused as error:
-                if time.monotonic() > deadline:
+                if process.poll() is not None or time.monotonic() > deadline:
                     end = self.log.read_text()[-3000:]
-                    raise RuntimeError(f"the API server is not ready after {seconds:.0f} s: {error}\n{end}") from None
+                    raise RuntimeError(
+                        f"the API server is not ready (exit {process.poll()}): {error}\n{end}"
+                    ) from None
                 time.sleep(0.2)
 
 
@@ -143,11 +153,20 @@ def _etcd_flags(directory: Path, client: int, peer: int) -> list[str]:
 
 
 def _apiserver_flags(directory: Path, etcd: int, secure: int) -> list[str]:
-    key = directory / "service-account.key"
+    key, public = directory / "service-account.key", directory / "service-account.pub"
+    openssl = [
+        "openssl",
+        "genpkey",
+        "-algorithm",
+        "EC",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-out",
+        str(key),
+    ]
+    subprocess.run(openssl, check=True, capture_output=True)
     subprocess.run(
-        ["openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", key],
-        check=True,
-        capture_output=True,
+        ["openssl", "pkey", "-in", key, "-pubout", "-out", public], check=True, capture_output=True
     )
     return [
         f"--etcd-servers=http://127.0.0.1:{etcd}",
@@ -155,7 +174,7 @@ def _apiserver_flags(directory: Path, etcd: int, secure: int) -> list[str]:
         "--bind-address=127.0.0.1",
         f"--cert-dir={directory / 'certificates'}",
         f"--token-auth-file={directory / 'tokens.csv'}",
-        f"--service-account-key-file={key}",
+        f"--service-account-key-file={public}",
         f"--service-account-signing-key-file={key}",
         "--service-account-issuer=https://bare.invalid",
         "--service-cluster-ip-range=10.96.0.0/16",
@@ -166,13 +185,13 @@ def _apiserver_flags(directory: Path, etcd: int, secure: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def _process(name: str, flags: list[str], directory: Path) -> Iterator[None]:
+def _process(name: str, flags: list[str], directory: Path) -> Iterator[subprocess.Popen[bytes]]:
     with (directory / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", str(BINARIES / name), *flags], stdout=log, stderr=log
         )
         try:
-            yield
+            yield process
         finally:
             process.kill()
             process.wait()
