@@ -1,10 +1,10 @@
 """Writes ``crds/`` from the models in ``api/``: ``python -m sluice_operator.crdgen --out crds/``.
 
-Why: one source of truth; a test fails when the files differ from what this writes. Invariant: the schemas are
-structural, that is, every reference is inlined, nothing is nullable, and what a structural schema can't hold
-(titles, closed objects, property names) is left out rather than weakened into something free-form. Closed objects
-lose nothing: the API server prunes unknown fields, and refuses them for clients with strict validation, such as
-kubectl.
+Why: one source of truth; a test fails when the files differ from what this writes. Invariant: the
+schemas are structural, that is, every reference is inlined, nothing is nullable, and what a
+structural schema can't hold (titles, closed objects, property names) is left out rather than
+weakened into something free-form. Closed objects lose nothing: the API server prunes unknown
+fields, and refuses them for clients with strict validation, such as kubectl.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """InferenceBackend: one immutable, routable version of a model with its engine settings.
 
-What changes answers is immutable (CEL rules on the spec), so nothing reaches users by an edit in place: a new
-version is a new object. Replicas, cost, owner, scheduling and the card may change.
+What changes answers is immutable (CEL rules on the spec), so nothing reaches users by an edit in
+place: a new version is a new object. Replicas, cost, owner, scheduling and the card may change.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What all resources share: the base model, names, quantities and conditions.
 
-The pydantic models in this package are the one source of truth for the resources; ``crds/`` is generated from
-them (``make crds``) and a test fails when the two differ. No floats in a spec: ratios are integers in
-percent, shares of α are decimal strings (Kubernetes API conventions).
+The pydantic models in this package are the one source of truth for the resources; ``crds/`` is
+generated from them (``make crds``) and a test fails when the two differ. No floats in a spec:
+ratios are integers in percent, shares of α are decimal strings (Kubernetes API conventions).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a model tells the API server beyond types: CEL rules, list semantics, columns.
 
-Rules stand beside the types they speak of, so that a field can't be renamed without its rule. Invariant: a
-rule's message begins with the field that is wrong and ends with what to do about it, because it is all that the
-person at kubectl sees.
+Rules stand beside the types they speak of, so that a field can't be renamed without its rule.
+Invariant: a rule's message begins with the field that is wrong and ends with what to do about it,
+because it is all that the person at kubectl sees.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """RoutePolicy: which arm answers whom under one public model name, and how a new arm is let in.
 
-Rules are tried in order and the first match wins. A rule's ``target`` with its features, cache scope and sampling
-is its *stable* arm; ``rollout.candidate`` overrides any of them and so makes the *candidate* arm.
+Rules are tried in order and the first match wins. A rule's ``target`` with its features, cache
+scope and sampling is its *stable* arm; ``rollout.candidate`` overrides any of them and so makes the
+*candidate* arm.
 """
 
 from __future__ import annotations
