@@ -1,0 +1,120 @@
+"""Every refusal in OpenAI's error shape, in one place, so that no path can answer in another.
+
+Invariant: a message says what the caller can do about it and never holds model output, stack traces or
+internals.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.responses import Response
+
+INVALID = "invalid_request_error"
+
+
+@dataclass
+class ApiError(Exception):
+    """A refusal with its HTTP status. `param` names the body's offending field, `code` is for programs."""
+
+    status: int
+    message: str
+    type: str = INVALID
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.message
+
+    def body(self) -> dict[str, Any]:
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return {"error": error}
+
+    def response(self) -> Response:
+        return json_response(self.status, self.body(), self.headers)
+
+
+def json_response(status: int, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
+    """UTF-8 as it is, and never `NaN`: an answer is always valid JSON."""
+    content = json.dumps(body, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
+    return Response(content, status, dict(headers or {}), "application/json")
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    return ApiError(400, message, INVALID, param, code)
+
+
+def not_supported(what: str, param: str) -> ApiError:
+    return ApiError(400, f"{what} is not supported yet.", INVALID, param, "unsupported_parameter")
+
+
+def bad_credential() -> ApiError:
+    return ApiError(
+        401,
+        "This address serves the Sluice gateway only: call the gateway with your API key.",
+        "authentication_error",
+        code="invalid_credential",
+    )
+
+
+def model_not_found(model: str) -> ApiError:
+    name = model if len(model) <= 200 else model[:200] + "…"
+    message = f"The model `{name}` does not exist or you do not have access to it."
+    return ApiError(404, message, INVALID, "model", "model_not_found")
+
+
+def config_unknown(version: str) -> ApiError:
+    named = f"configuration {version[:80]!r}" if version else "no configuration"
+    message = f"The route names {named}, which this pod does not hold (yet)."
+    return ApiError(503, message, "server_error", code="config_unknown", headers={"retry-after": "1"})
+
+
+def loading() -> ApiError:
+    message = "The model is still being loaded. Try again shortly."
+    return ApiError(503, message, "server_error", code="loading", headers={"retry-after": "5"})
+
+
+def queue_full(num_waiting: int) -> ApiError:
+    return ApiError(
+        429,
+        f"The queue is full ({num_waiting} requests waiting). Try again shortly.",
+        "rate_limit_error",
+        code="queue_full",
+        headers={"retry-after": "1"},
+    )
+
+
+def body_too_large(limit: int) -> ApiError:
+    message = f"The request body is larger than {limit} bytes."
+    return ApiError(413, message, INVALID, code="request_too_large", headers={"connection": "close"})
+
+
+def contract_violation(checks: list[str]) -> ApiError:
+    message = f"The model's answer broke its contract ({', '.join(checks)}) and was withheld."
+    return ApiError(502, message, "server_error", code="contract_violation")
+
+
+def engine_error(message: str = "The engine failed on this request.") -> ApiError:
+    return ApiError(500, message, "server_error", code="engine_error")
+
+
+def engine_unavailable() -> ApiError:
+    message = "The engine is not running."
+    return ApiError(503, message, "server_error", code="engine_unavailable", headers={"retry-after": "1"})
+
+
+def deadline_exceeded() -> ApiError:
+    return ApiError(
+        504,
+        "The request's deadline passed before its answer was complete.",
+        "server_error",
+        code="deadline_exceeded",
+    )
+
+
+def internal() -> ApiError:
+    return ApiError(500, "The server failed on this request.", "server_error", code="internal_error")

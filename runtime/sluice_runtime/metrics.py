@@ -1,0 +1,125 @@
+"""Prometheus metrics for people and alerts; gates live on evidence, not on these.
+
+Invariant: the number of series is bounded: labels are a held configuration's policy and rule, the arm and an
+outcome, at most `MAX_ROUTES` routes of them; never a tenant, a user, a model's text or anything else a client
+can make up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from sluice_runtime.caller import Caller
+from sluice_runtime.contract import Verdict
+from sluice_runtime.engine.types import EngineLoad
+from sluice_runtime.evidence import Outcome, Timing, Tokens
+
+disable_created_metrics()
+
+MAX_ROUTES = 200
+_ROUTE = ["policy", "rule", "arm", "mirror"]
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_PER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+
+
+class _EngineCollector(Collector):
+    """Reads the engine's own snapshot when scraped."""
+
+    def __init__(self, load: Callable[[], EngineLoad | None]) -> None:
+        self._load = load
+
+    def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
+        load = self._load()
+        if load is None:
+            return
+        gauges = {
+            "sluice_requests_running": ("Requests in the batch", load.num_running),
+            "sluice_requests_waiting": ("Requests in the queue", load.num_waiting),
+            "sluice_kv_blocks_used": ("KV blocks that requests hold", load.kv_blocks_used),
+            "sluice_kv_blocks": ("KV blocks in all", load.kv_blocks_total),
+            "sluice_prefix_cache_blocks": (
+                "KV blocks that the prefix cache can find",
+                load.num_cached_blocks,
+            ),
+            "sluice_engine_last_step_age_seconds": ("Since the loop last came round", load.last_step_age_s),
+        }
+        counters = {
+            "sluice_engine_tokens_generated": ("Tokens generated", load.tokens_generated_total),
+            "sluice_engine_prompt_tokens": ("Prompt tokens taken in", load.prompt_tokens_total),
+            "sluice_prefix_cache_query_tokens": ("Prompt tokens looked up", load.prefix_query_tokens_total),
+            "sluice_prefix_cache_hit_tokens": ("Prompt tokens found", load.prefix_hit_tokens_total),
+            "sluice_engine_steps": ("Steps of the loop", load.num_steps_total),
+        }
+        for name, (text, value) in gauges.items():
+            yield GaugeMetricFamily(name, text, value=value)
+        for name, (text, value) in counters.items():
+            yield CounterMetricFamily(name, text, value=value)
+
+
+class Metrics:
+    """One registry for each server, so that tests and stand-ins can run several in a process."""
+
+    def __init__(self, load: Callable[[], EngineLoad | None]) -> None:
+        self.registry = CollectorRegistry()
+        self._routes: set[tuple[str, str]] = set()
+        self.requests = Counter(
+            "sluice_requests", "Ended requests", [*_ROUTE, "outcome"], registry=self.registry
+        )
+        self.violations = Counter(
+            "sluice_contract_violations", "Failed contract checks", [*_ROUTE, "hard"], registry=self.registry
+        )
+        self.prompt_tokens = Counter("sluice_prompt_tokens", "Prompt tokens", _ROUTE, registry=self.registry)
+        self.cached_tokens = Counter("sluice_cached_tokens", "Of them cached", _ROUTE, registry=self.registry)
+        self.output_tokens = Counter("sluice_output_tokens", "Output tokens", _ROUTE, registry=self.registry)
+        self.ttft = self._histogram("sluice_ttft_seconds", "Arrival to first token", _SECONDS)
+        self.tpot = self._histogram("sluice_tpot_seconds", "Mean time per token after the first", _PER_TOKEN)
+        self.total = self._histogram("sluice_request_seconds", "Arrival to end", _SECONDS)
+        self.queue = self._histogram("sluice_queue_seconds", "Submit to admission", _SECONDS)
+        self.registry.register(_EngineCollector(load))
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, text, _ROUTE, buckets=buckets, registry=self.registry)
+
+    def _labels(self, caller: Caller, known: bool) -> tuple[str, str, str, str]:
+        """`known` says whether the configuration is held: unheld names may be anything."""
+        route = (caller.policy, caller.rule) if known else ("", "")
+        if route not in self._routes:
+            if len(self._routes) >= MAX_ROUTES:
+                route = ("other", "other")
+            self._routes.add(route)
+        return (*route, caller.arm, "true" if caller.mirror else "false")
+
+    def observe(
+        self,
+        caller: Caller,
+        known: bool,
+        outcome: Outcome,
+        timing: Timing,
+        tokens: Tokens,
+        verdicts: tuple[Verdict, ...],
+    ) -> None:
+        """Count one ended request."""
+        labels = self._labels(caller, known)
+        self.requests.labels(*labels, outcome).inc()
+        self.prompt_tokens.labels(*labels).inc(tokens.prompt)
+        self.cached_tokens.labels(*labels).inc(tokens.cached)
+        self.output_tokens.labels(*labels).inc(tokens.output)
+        for verdict in verdicts:
+            if not verdict.ok:
+                self.violations.labels(*labels, "true" if verdict.hard else "false").inc()
+        stages = (
+            (self.ttft, timing.ttft_s),
+            (self.tpot, timing.tpot_s),
+            (self.total, timing.total_s),
+            (self.queue, timing.queue_s),
+        )
+        for histogram, value in stages:
+            if value is not None:
+                histogram.labels(*labels).observe(value)
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)

@@ -1,0 +1,162 @@
+"""The configurations a pod holds: what the operator sent, compiled once; exists so that a route can never
+mean rules we lack.
+
+Invariant: the held set is replaced as a whole; a request keeps the configuration that it started with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sluice_runtime.contract import Contract, ContractError
+
+MAX_CONFIGS = 1000
+MAX_CHECKS = 32
+
+Name = Annotated[str, Field(min_length=1, max_length=512)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class CheckSpec(_Model):
+    name: Name
+    kind: Literal["JsonSchema", "MustMatch", "MustNotMatch"]
+    hard: bool
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    pattern: str | None = None
+
+
+class Features(_Model):
+    prefix_cache: bool = Field(alias="prefixCache")
+
+
+class Scope(_Model):
+    name: Annotated[str, Field(max_length=512)]
+    isolation: Literal["User", "Tenant", "SecurityDomain", "Public"]
+    epoch: int
+    versions: dict[str, str]
+
+
+class SamplingDefaults(_Model):
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(default=None, alias="topP")
+    max_tokens: Annotated[int, Field(ge=1)] | None = Field(default=None, alias="maxTokens")
+
+
+class Caps(_Model):
+    max_input_tokens: Annotated[int, Field(ge=1)] | None = Field(default=None, alias="maxInputTokens")
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = Field(default=None, alias="maxOutputTokens")
+
+
+class PodConfig(_Model):
+    """docs/contracts/podconfig.schema.json as a type."""
+
+    version: Name
+    policy: Annotated[str, Field(max_length=512)]
+    rule: Annotated[str, Field(max_length=512)]
+    model: Name
+    contract: Annotated[list[CheckSpec], Field(max_length=MAX_CHECKS)]
+    features: Features
+    scope: Scope
+    sampling: SamplingDefaults
+    caps: Caps
+
+
+@dataclass(frozen=True)
+class HeldConfig:
+    """A configuration with its contract compiled."""
+
+    spec: PodConfig
+    contract: Contract
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """Why one configuration of a set is not held."""
+
+    version: str
+    field: str
+    message: str
+
+    def body(self) -> dict[str, str]:
+        return {"version": self.version, "field": self.field, "message": self.message}
+
+
+def dotted(loc: Sequence[int | str]) -> str:
+    """("contract", 0, "pattern") → `contract[0].pattern`."""
+    path = ""
+    for part in loc:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path
+
+
+def compile_config(raw: Any) -> HeldConfig | Rejected:
+    """Validate one configuration and compile its contract."""
+    claimed = raw.get("version") if isinstance(raw, Mapping) else None
+    version = claimed[:512] if isinstance(claimed, str) else ""
+    try:
+        spec = PodConfig.model_validate(raw)
+        return HeldConfig(spec, Contract(spec.contract))
+    except ValidationError as e:
+        first = e.errors(include_url=False, include_input=False)[0]
+        return Rejected(version, dotted(first["loc"]), re.sub(r"^Value error, ", "", first["msg"]))
+    except ContractError as e:
+        return Rejected(version, e.field, str(e))
+
+
+class ConfigStore:
+    """The held set. `held` and `versions` may be read at any time; `replace` swaps them in one step."""
+
+    def __init__(self) -> None:
+        self._held: Mapping[str, HeldConfig] = MappingProxyType({})
+        self._replacing = asyncio.Lock()
+
+    @property
+    def versions(self) -> list[str]:
+        return sorted(self._held)
+
+    def get(self, version: str) -> HeldConfig | None:
+        return self._held.get(version)
+
+    def models(self) -> list[str]:
+        return sorted({held.spec.model for held in self._held.values()})
+
+    async def replace(self, raws: Sequence[Any]) -> list[Rejected]:
+        """Hold exactly those of `raws` that compile; the others are returned. Later calls win over earlier
+        ones.
+        """
+        async with self._replacing:
+            held, rejected = await asyncio.to_thread(_compile_set, raws, self._held)
+            self._held = MappingProxyType(held)
+            return rejected
+
+
+def _compile_set(
+    raws: Sequence[Any], known: Mapping[str, HeldConfig]
+) -> tuple[dict[str, HeldConfig], list[Rejected]]:
+    held: dict[str, HeldConfig] = {}
+    rejected: list[Rejected] = []
+    for raw in raws:
+        compiled = compile_config(raw)
+        if isinstance(compiled, Rejected):
+            rejected.append(compiled)
+            continue
+        version = compiled.spec.version
+        twin = held.get(version)
+        if twin is not None and twin.spec != compiled.spec:
+            rejected.append(
+                Rejected(version, "version", "names two different configurations; the first is held")
+            )
+        elif twin is None:
+            before = known.get(version)
+            held[version] = before if before is not None and before.spec == compiled.spec else compiled
+    return held, rejected

@@ -1,0 +1,300 @@
+"""A pod without a model: the real server, contract and evidence code over a scripted engine; for benches and
+e2e tests.
+
+Invariant: nothing here imports torch, and what is scripted is only what a model would do: its times, its
+text, its failures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from sluice_runtime import launch
+from sluice_runtime.admin import authorize, json_body
+from sluice_runtime.api.errors import bad_request, json_response
+from sluice_runtime.backend import BackendSpec, digest
+from sluice_runtime.engine.types import (
+    EngineLoad,
+    EngineRequest,
+    FinishReason,
+    InvalidRequest,
+    OutputChunk,
+    QueueFull,
+    RequestTiming,
+    RequestTooLong,
+)
+from sluice_runtime.podconfig import dotted
+from sluice_runtime.state import EnginePort, Identity, Runtime
+
+Rate = Annotated[float, Field(ge=0, le=1)]
+_CHARS_PER_TOKEN = 4
+
+
+class Script(BaseModel):
+    """How the stand-in behaves. Times are medians; each request draws its own factor exp(sigma·N(0,1))."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    ttft_s: Annotated[float, Field(ge=0)] = 0.02
+    tpot_s: Annotated[float, Field(ge=0)] = 0.002
+    sigma: Annotated[float, Field(ge=0, le=5)] = 0.0
+    seed: int = 0
+    slow_rate: Rate = 0.0
+    slow_factor: Annotated[float, Field(ge=1)] = 10.0
+    error_rate: Rate = 0.0
+    error_after_tokens: Annotated[int, Field(ge=0)] = 0
+    text: str = "The capital of France is Paris."
+    bad_text: str = "forbidden"
+    bad_rate: Rate = 0.0
+    healthy: bool = True
+
+
+class ScriptedTokenizer:
+    """Four characters a token; just enough for counts to mean something."""
+
+    def encode_text(self, text: str) -> list[int]:
+        return [ord(text[i]) for i in range(0, len(text), _CHARS_PER_TOKEN)]
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        return [1, *(i for m in messages for i in self.encode_text(f"{m['role']}: {m['content']}\n"))]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(chr, token_ids))
+
+
+class _Work:
+    """One request's share of the script, drawn when it arrives: later changes of the script are for later
+    requests.
+    """
+
+    def __init__(self, script: Script, draw: random.Random) -> None:
+        factor = math.exp(script.sigma * draw.gauss(0, 1)) if script.sigma else 1.0
+        if draw.random() < script.slow_rate:
+            factor *= script.slow_factor
+        self.ttft_s, self.tpot_s = script.ttft_s * factor, script.tpot_s * factor
+        self.fails_after = script.error_after_tokens if draw.random() < script.error_rate else None
+        text = script.bad_text if draw.random() < script.bad_rate else script.text
+        self.pieces = [text[i : i + _CHARS_PER_TOKEN] for i in range(0, len(text), _CHARS_PER_TOKEN)] or [""]
+
+
+class ScriptedEngine:
+    """An engine in the shape of `engine.Engine`, on the event loop. At most `max_num_seqs` run, `max_queue`
+    wait.
+    """
+
+    def __init__(
+        self, script: Script, max_num_seqs: int = 256, max_queue: int = 1024, max_model_len: int = 8192
+    ) -> None:
+        self.script = script
+        self.max_model_len = max_model_len
+        self.tokenizer = ScriptedTokenizer()
+        self._draw = random.Random(script.seed)  # noqa: S311
+        self._max_num_seqs, self._max_queue = max_num_seqs, max_queue
+        self._slots = asyncio.Semaphore(max_num_seqs)
+        self._cancels: dict[str, asyncio.Event] = {}
+        self._num_running = 0
+        self._num_prompt = self._num_output = self._num_requests = 0
+        self.num_cancelled = 0
+
+    def follow(self, script: Script) -> None:
+        """Use this script for requests from now on; a new seed starts the draws anew."""
+        if script.seed != self.script.seed:
+            self._draw = random.Random(script.seed)  # noqa: S311
+        self.script = script
+
+    def submit(self, request: EngineRequest) -> AsyncIterator[OutputChunk]:
+        num_prompt = len(request.prompt_ids)
+        if not num_prompt:
+            raise InvalidRequest("the prompt is empty", "prompt")
+        if num_prompt + request.sampling.max_tokens > self.max_model_len:
+            raise RequestTooLong(num_prompt, request.sampling.max_tokens, self.max_model_len)
+        num_waiting = len(self._cancels) - self._num_running
+        if len(self._cancels) >= self._max_num_seqs + self._max_queue:
+            raise QueueFull(num_waiting)
+        cancel = self._cancels[request.request_id] = asyncio.Event()
+        self._num_requests += 1
+        self._num_prompt += num_prompt
+        return self._generate(request, _Work(self.script, self._draw), cancel)
+
+    async def _generate(
+        self, request: EngineRequest, work: _Work, cancel: asyncio.Event
+    ) -> AsyncIterator[OutputChunk]:
+        began = time.monotonic()
+        try:
+            async with self._slots:
+                self._num_running += 1
+                try:
+                    async for chunk in self._run(request, work, cancel, began, time.monotonic()):
+                        yield chunk
+                finally:
+                    self._num_running -= 1
+        finally:
+            self._cancels.pop(request.request_id, None)
+
+    async def _run(
+        self, request: EngineRequest, work: _Work, cancel: asyncio.Event, began: float, admitted: float
+    ) -> AsyncIterator[OutputChunk]:
+        first: float | None = None
+        num_output = 0
+
+        def timing() -> RequestTiming:
+            now = time.monotonic()
+            tpot = None if first is None or num_output < 2 else (now - first) / (num_output - 1)
+            return RequestTiming(
+                queue_s=admitted - began,
+                prefill_s=None if first is None else first - admitted,
+                ttft_s=None if first is None else first - began,
+                tpot_s=tpot,
+                max_itl_s=tpot or 0.0,
+                total_s=now - began,
+                num_prompt_tokens=len(request.prompt_ids),
+                num_cached_tokens=0,
+                num_output_tokens=num_output,
+            )
+
+        for i, piece in enumerate(work.pieces):
+            if await _cancelled_within(cancel, work.tpot_s if i else work.ttft_s):
+                yield OutputChunk("", (), finish_reason=FinishReason.CANCELLED, timing=timing())
+                return
+            if work.fails_after == i:
+                break
+            first = first or time.monotonic()
+            num_output += 1
+            self._num_output += 1
+            last = i == len(work.pieces) - 1
+            full = num_output >= request.sampling.max_tokens and not last
+            reason = FinishReason.STOP if last else FinishReason.LENGTH if full else None
+            ids = (ord(piece[0]) if piece else 0,)
+            yield OutputChunk(piece, ids, finish_reason=reason, timing=timing() if reason else None)
+            if reason is not None:
+                return
+        error = "the script says so"
+        yield OutputChunk("", (), finish_reason=FinishReason.ERROR, error=error, timing=timing())
+
+    def cancel(self, request_id: str) -> None:
+        cancel = self._cancels.get(request_id)
+        if cancel is not None:
+            cancel.set()
+            self.num_cancelled += 1
+            self._cancels.pop(request_id, None)
+
+    def stop(self) -> None:
+        for request_id in list(self._cancels):
+            self.cancel(request_id)
+
+    def load(self) -> EngineLoad:
+        return EngineLoad(
+            num_running=self._num_running,
+            num_waiting=max(0, len(self._cancels) - self._num_running),
+            kv_blocks_used=self._num_running,
+            kv_blocks_total=self._max_num_seqs,
+            num_cached_blocks=0,
+            last_step_age_s=0.0,
+            tokens_per_s=0.0,
+            tokens_generated_total=self._num_output,
+            prompt_tokens_total=self._num_prompt,
+            prefix_query_tokens_total=0,
+            prefix_hit_tokens_total=0,
+            num_steps_total=self._num_output,
+            num_requests_total=self._num_requests,
+        )
+
+    def healthy(self) -> bool:
+        return self.script.healthy
+
+
+async def _cancelled_within(cancel: asyncio.Event, seconds: float) -> bool:
+    if seconds <= 0:
+        return cancel.is_set()
+    try:
+        async with asyncio.timeout(seconds):
+            await cancel.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+def parse_script(raw: Any, base: Script) -> Script:
+    """`base` with the fields of `raw` changed; ApiError names a wrong one."""
+    if not isinstance(raw, dict):
+        raise bad_request("A script is a JSON object.")
+    try:
+        return Script.model_validate({**base.model_dump(), **raw})
+    except ValidationError as e:
+        first = e.errors(include_url=False, include_input=False)[0]
+        at = dotted(first["loc"])
+        raise bad_request(f"Invalid value for '{at}': {first['msg']}.", at) from None
+
+
+def script_routes(runtime: Runtime, engine: ScriptedEngine) -> list[BaseRoute]:
+    """`GET` and `PUT /v1/script`: fields that are left out stay as they are."""
+
+    async def script(request: Request) -> Response:
+        authorize(runtime, request.headers)
+        if request.method == "PUT":
+            engine.follow(parse_script(await json_body(request), engine.script))
+        return json_response(200, engine.script.model_dump())
+
+    return [Route("/v1/script", script, methods=["GET", "PUT"])]
+
+
+DESCRIPTION = """\
+Stand in for a Sluice runtime pod: the same ports, evidence and contracts, but answers come from a script
+instead of a model. backend.json is read for its name, identity and limits; nothing is loaded.
+"""
+
+EPILOG = """\
+The script (all fields optional; times are medians in seconds; shown with their defaults):
+
+  {"ttft_s": 0.02, "tpot_s": 0.002, "sigma": 0.0, "seed": 0,    each request's times × exp(sigma·N(0,1))
+   "slow_rate": 0.0, "slow_factor": 10.0,                       a share of requests slower by a factor
+   "error_rate": 0.0, "error_after_tokens": 0,                  a share of requests that fail, and when
+   "text": "…", "bad_text": "forbidden", "bad_rate": 0.0,       the answer, and how often it is the other
+   "healthy": true}                                             what /healthz says
+
+Change it at run time; fields that are left out stay as they are:
+
+  curl -X PUT localhost:9000/v1/script -H "Authorization: Bearer $TOKEN" -d '{"ttft_s": 0.5}' \\
+    -H 'content-type: application/json'
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    import json
+
+    parser = launch.parser("python -m sluice_runtime.standin", DESCRIPTION, EPILOG)
+    parser.add_argument(
+        "--script", type=json.loads, default={}, metavar="JSON", help="how to behave; see below"
+    )
+    options = parser.parse_args(argv)
+    try:
+        script = parse_script(options.script, Script())
+    except Exception as e:
+        parser.error(f"--script: {e}")
+    return launch.run(options, lambda spec: _prepare(spec, script))
+
+
+def _prepare(spec: BackendSpec, script: Script) -> launch.Started:
+    limits = spec.engine
+    engine = ScriptedEngine(script, limits.max_num_seqs, limits.max_queue, limits.max_model_len)
+    model = digest(["standin", spec.model.model_dump()])
+
+    def load() -> tuple[EnginePort, Identity]:
+        return engine, Identity(model, spec.settings_digest, launch.runtime_digest())
+
+    return launch.Started(load, lambda runtime: script_routes(runtime, engine))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
