@@ -1,0 +1,139 @@
+"""Envoy's own configuration: where the operator is, and nothing else.
+
+Everything about requests arrives over ADS, so this file changes only with addresses and certificates. The runtime layer
+``sluice`` is what weights travel in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .listener import ALS_CLUSTER
+from .runtime import LAYER
+
+ADS_CLUSTER = "sluice-operator"
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """Certificate, key and authority, as files; the same for both sides of the channel."""
+
+    certificate: Path
+    key: Path
+    authority: Path
+
+
+def render(
+    operator: tuple[str, int],
+    *,
+    als: tuple[str, int] | None = None,
+    node_id: str = "gateway",
+    admin_port: int = 9901,
+    tls: TlsFiles | None = None,
+    server_name: str = "",
+) -> dict[str, Any]:
+    """The bootstrap as data; ``als`` is where access logs go, the operator's address by default."""
+    return {
+        "node": {"id": node_id, "cluster": "sluice-gateway"},
+        "admin": {"address": _address(("127.0.0.1", admin_port))},
+        "dynamic_resources": {
+            "ads_config": {
+                "api_type": "GRPC",
+                "transport_api_version": "V3",
+                "set_node_on_first_message_only": True,
+                "grpc_services": [{"envoy_grpc": {"cluster_name": ADS_CLUSTER}}],
+            },
+            "cds_config": {"ads": {}, "resource_api_version": "V3"},
+            "lds_config": {"ads": {}, "resource_api_version": "V3"},
+        },
+        "layered_runtime": {
+            "layers": [
+                {"name": LAYER, "rtds_layer": {
+                    "name": LAYER, "rtds_config": {"ads": {}, "resource_api_version": "V3"},
+                }},
+            ],
+        },
+        "static_resources": {
+            "clusters": [
+                _grpc_cluster(ADS_CLUSTER, operator, tls, server_name),
+                _grpc_cluster(ALS_CLUSTER, als or operator, tls, server_name),
+            ],
+        },
+    }
+
+
+def _address(pair: tuple[str, int]) -> dict[str, Any]:
+    return {"socket_address": {"address": pair[0], "port_value": pair[1]}}
+
+
+def _grpc_cluster(name: str, address: tuple[str, int], tls: TlsFiles | None, server_name: str) -> dict[str, Any]:
+    cluster: dict[str, Any] = {
+        "name": name,
+        "type": "STRICT_DNS",
+        "connect_timeout": "1s",
+        "dns_refresh_rate": "2s",
+        "typed_extension_protocol_options": {
+            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+                "@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
+                "explicit_http_config": {"http2_protocol_options": {
+                    "connection_keepalive": {"interval": "3s", "timeout": "2s"},
+                }},
+            },
+        },
+        "load_assignment": {
+            "cluster_name": name, "endpoints": [{"lb_endpoints": [{"endpoint": {"address": _address(address)}}]}],
+        },
+    }
+    if tls:
+        cluster["transport_socket"] = {
+            "name": "envoy.transport_sockets.tls",
+            "typed_config": {
+                "@type": "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext",
+                "sni": server_name or address[0],
+                "common_tls_context": {
+                    "tls_certificates": [{
+                        "certificate_chain": {"filename": str(tls.certificate)}, "private_key": {"filename": str(tls.key)},
+                    }],
+                    "validation_context": {
+                        "trusted_ca": {"filename": str(tls.authority)},
+                        "match_typed_subject_alt_names": [
+                            {"san_type": "DNS", "matcher": {"exact": server_name or address[0]}},
+                        ],
+                    },
+                },
+            },
+        }
+    return cluster
+
+
+def _pair(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host, int(port)
+
+
+def main() -> None:
+    """Print the bootstrap."""
+    parser = argparse.ArgumentParser(description="Print the gateway's Envoy bootstrap as YAML.")
+    parser.add_argument("--operator", type=_pair, default=("sluice-operator", 18000), metavar="HOST:PORT")
+    parser.add_argument("--als", type=_pair, metavar="HOST:PORT", help="where access logs go (default: the operator)")
+    parser.add_argument("--node-id", default="gateway")
+    parser.add_argument("--admin-port", type=int, default=9901)
+    parser.add_argument("--tls", type=Path, metavar="DIR", help="directory with tls.crt, tls.key and ca.crt")
+    parser.add_argument("--server-name", default="", help="name in the operator's certificate (default: its host)")
+    options = parser.parse_args()
+    tls = TlsFiles(*(options.tls / name for name in ("tls.crt", "tls.key", "ca.crt"))) if options.tls else None
+    yaml.safe_dump(
+        render(options.operator, als=options.als, node_id=options.node_id, admin_port=options.admin_port, tls=tls,
+               server_name=options.server_name),
+        sys.stdout, sort_keys=False,
+    )
+
+
+if __name__ == "__main__":
+    main()
