@@ -1,4 +1,5 @@
-"""Whether a candidate is worse than stable, as evidence arrives: sequential guards and hard gates, pure and without a clock.
+"""Whether a candidate is worse than stable, as evidence arrives: sequential guards and hard gates, pure and
+without a clock.
 
 The loop that uses them::
 
@@ -11,4 +12,6 @@ The loop that uses them::
 from .gate import GateState, Verdict, align, belongs, checkpoint, fold, verdict
 from .observation import ArmName, Observation
 
-__all__ = ["ArmName", "GateState", "Observation", "Verdict", "align", "belongs", "checkpoint", "fold", "verdict"]
+__all__ = [
+    "ArmName", "GateState", "Observation", "Verdict", "align", "belongs", "checkpoint", "fold", "verdict",
+]

@@ -1,30 +1,31 @@
 """All evidence of one rule in memory, and what it says.
 
-Invariant: a gate belongs to one (attempt, hash of gates, number of restarts). `align` follows the status: while those three
-are unchanged it keeps the gate, else it builds a new one from the checkpoint in the status, which after a restart of evidence
-is empty. So there is one path for a new stage, an edit and a restart of the operator. Only stable's windows outlive it.
+Invariant: a gate belongs to one (attempt, hash of gates, number of restarts). `align` follows the status:
+while those three are unchanged it keeps the gate, else it builds a new one from the checkpoint in the
+status, which after a restart of evidence is empty. So there is one path for a new stage, an edit and a
+restart of the operator. Only stable's windows outlive it.
 
-A request that began before the evidence did counts for no guard: it was assigned under another weight, or may have been
-counted before the operator restarted. Hard violations of the attempt always count.
+A request that began before the evidence did counts for no guard: it was assigned under another weight, or
+may have been counted before the operator restarted. Hard violations of the attempt always count.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
 from ..api.routepolicy import Metric, Phase, Rule, RuleStatus
 from . import sequential
-from .guard import GuardEvidence, combined, guard_names
+from .guard import VALUES, GuardEvidence, combined, guard_names
 from .hard import HardGates
 from .observation import ArmName, Observation
 from .window import StableWindow
 
 SETTLE_S = 1.0
-"""After the candidate's share has been lowered, requests are still assigned under the old one for as long as the gateway
-takes; they would look like too many. Seconds."""
+"""After the candidate's share has been lowered, requests are still assigned under the old one for as
+long as the gateway takes; they would look like too many. Seconds."""
 
 _MAX_REMEMBERED = 20_000
 _NO_TRAFFIC = (0, 0)
@@ -33,8 +34,10 @@ _NO_TRAFFIC = (0, 0)
 class GateState:
     """Evidence of one rule. Mutable, owned by one caller; only `fold` and `align` change it."""
 
-    __slots__ = ("_answered", "fired", "guards", "hard", "key", "num_samples", "num_stable_samples", "share", "since",
-                 "stable_identity", "threshold", "traffic", "until", "windows")
+    __slots__ = (
+        "_answered", "fired", "guards", "hard", "key", "num_samples", "num_stable_samples", "share", "since",
+        "stable_identity", "threshold", "traffic", "until", "windows",
+    )
 
     def __init__(self, rule: Rule, status: RuleStatus, since: float, windows: dict[Metric, StableWindow],
                  hard: HardGates) -> None:
@@ -61,7 +64,8 @@ class GateState:
         self.num_samples = status.num_samples
         self.num_stable_samples = status.num_stable_samples
         self.fired: Verdict | None = None
-        self._answered: dict[ArmName, dict[str, None]] = {arm: {} for arm in ArmName}
+        self._answered: tuple[dict[str, None], dict[str, None]] = ({}, {})
+        """Ids of requests that ended, by stable and candidate; the oldest are forgotten."""
 
     def take(self, seen: Observation) -> None:
         """Takes in one observation."""
@@ -71,7 +75,7 @@ class GateState:
             return
         if candidate:
             if seen.hard_violations:
-                self.hard.take_candidate(seen, seen.request_id in self._answered[ArmName.STABLE])
+                self.hard.take_candidate(seen, seen.request_id in self._answered[False])
         else:
             self.hard.take_stable(seen)
         mirroring = self.traffic[1] > 0
@@ -91,11 +95,12 @@ class GateState:
             self.fired = _fired(self.guards, share, seen.time)
 
     def _sample(self, seen: Observation, candidate: bool, in_stage: bool) -> None:
-        """Counts an answered request, and puts stable's values into the windows: after the test, never before it."""
+        """Counts an answered request, and puts stable's values into the windows: after the test, never
+        before it."""
         measured = seen.ttft_s is not None or seen.total_s is not None
         if seen.censored or seen.cancelled or seen.failed or not measured:
             return
-        answered = self._answered[seen.arm]
+        answered = self._answered[candidate]
         if seen.request_id in answered:
             return
         answered[seen.request_id] = None
@@ -106,25 +111,19 @@ class GateState:
             return
         self.num_stable_samples += in_stage
         for metric, window in self.windows.items():
-            value = _VALUES[metric](seen)
+            value = VALUES[metric](seen)
             if value is not None:
                 window.add(seen.time, value)
 
     def _judged(self, seen: Observation) -> bool:
-        """Whether every guard could have said something; with no stable traffic beside it only hard gates can."""
+        """Whether every guard could have said something; with no stable traffic beside it only hard
+        gates can."""
         if self.share is None:
             return True
         return all(
             guard.window is None or guard.value(seen) is None or guard.limit(True, seen.time) is not None
             for guard in self.guards
         )
-
-
-_VALUES: dict[Metric, Callable[[Observation], float | None]] = {
-    Metric.TTFT: lambda seen: seen.ttft_s,
-    Metric.TIME_PER_TOKEN: lambda seen: seen.tpot_s,
-    Metric.TOTAL: lambda seen: seen.total_s,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +137,8 @@ class Verdict:
 
 
 def align(gate: GateState | None, rule: Rule, status: RuleStatus, now: datetime) -> GateState:
-    """The gate that belongs to `status`: the same one where it still fits, else one built from the checkpoint in it."""
+    """The gate that belongs to `status`: the same one where it still fits, else one built from the
+    checkpoint in it."""
     time = now.timestamp()
     if gate is not None and gate.key == key_of(status):
         _follow_weight(gate, status, time)
@@ -147,7 +147,7 @@ def align(gate: GateState | None, rule: Rule, status: RuleStatus, now: datetime)
     same_attempt = gate is not None and gate.key[:2] == key_of(status)[:2]
     windows = gate.windows if gate is not None and same_stable else {}
     metrics = {guard.metric for guard in rule.rollout.guards} if rule.rollout is not None else set()
-    windows = {metric: windows.get(metric) or StableWindow() for metric in _VALUES if metric in metrics}
+    windows = {metric: windows.get(metric) or StableWindow() for metric in VALUES if metric in metrics}
     hard = gate.hard if gate is not None and same_attempt else HardGates(rule.contract)
     since = max(time, _unix(status.evidence_since))
     return GateState(rule, status, since, windows, hard)
@@ -165,7 +165,8 @@ def verdict(gate: GateState, now: datetime) -> Verdict:
     broken = gate.hard.violation(now.timestamp())
     if broken is not None:
         where = "mirrored request" if broken.mirror else "request"
-        return Verdict("HardGateBroken", f"check {broken.check} failed in {where} {broken.request_id} of {broken.tenant}")
+        told = f"check {broken.check} failed in {where} {broken.request_id} of {broken.tenant}"
+        return Verdict("HardGateBroken", told)
     return gate.fired or Verdict()
 
 
@@ -220,7 +221,8 @@ def _traffic(status: RuleStatus) -> tuple[int, int]:
 def _fired(guards: list[GuardEvidence], share: float, time: float) -> Verdict:
     worst = max(guards, key=lambda guard: guard.e_value)
     num = worst.num_bad_candidate + worst.num_bad_stable
-    told = f"{worst.name}: {worst.num_bad_candidate} of {num} bad requests were the candidate's, whose share is {share:.0%}"
+    told = f"{worst.name}: {worst.num_bad_candidate} of {num} bad requests were the candidate's"
+    told += f", whose share is {share:.0%}"
     limit = worst.limit(True, time)
     if limit is not None:
         told += f"; slow is above {limit:.3g} s, {worst.tolerance:.2f} times stable's p{worst.percentile}"

@@ -1,23 +1,36 @@
 """One statistical guard: which requests are bad events, and what they prove.
 
-A stable request is slow above stable's own quantile q, a candidate's above r * q, where r is the tolerance. So a candidate
-within tolerance is slow no more often than stable is, which is the null hypothesis of `sequential`. Nothing is said while
-stable has shown fewer than 20 values: what comes before counts for neither arm.
+A stable request is slow above stable's own quantile q, a candidate's above r * q, where r is the tolerance.
+So a candidate within tolerance is slow no more often than stable is, which is the null hypothesis of
+`sequential`. Nothing is said while stable has shown fewer than 20 values: what comes before counts for
+neither arm.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 
 from ..api.routepolicy import Guard, GuardStatus, Metric
 from . import sequential
 from .observation import Observation
 from .window import StableWindow
 
+VALUES: dict[Metric, Callable[[Observation], float | None]] = {
+    Metric.TTFT: attrgetter("ttft_s"),
+    Metric.TIME_PER_TOKEN: attrgetter("tpot_s"),
+    Metric.TOTAL: attrgetter("total_s"),
+}
+"""How each latency metric reads in an observation, seconds."""
+
 MAX_CANDIDATE_EVENTS_PER_SECOND = 3
-"""After so many bad events of the candidate a guard hears neither arm until the next second: a hiccup is no verdict.
-Both arms, since dropping the candidate's alone would hide a regression under high load."""
+"""After so many bad events of the candidate a guard hears neither arm until the next second: a hiccup is
+no verdict. Both arms, since dropping the candidate's alone would hide a regression under high load."""
+
+
+def _unmeasured(_: Observation) -> float | None:
+    return None
 
 
 def guard_names(guards: Sequence[Guard]) -> list[str]:
@@ -35,12 +48,28 @@ def guard_names(guards: Sequence[Guard]) -> list[str]:
 class GuardEvidence:
     """Evidence of one guard since it last restarted."""
 
-    __slots__ = ("_events_this_second", "_seen", "_second", "e_value", "log_wealth", "metric", "name",
-                 "num_bad_candidate", "num_bad_stable", "percentile", "tolerance", "window")
+    __slots__ = (
+        "_events_this_second",
+        "_read",
+        "_second",
+        "_seen",
+        "e_value",
+        "log_wealth",
+        "metric",
+        "name",
+        "num_bad_candidate",
+        "num_bad_stable",
+        "percentile",
+        "tolerance",
+        "window",
+    )
 
-    def __init__(self, name: str, guard: Guard, window: StableWindow | None, saved: GuardStatus | None) -> None:
+    def __init__(
+        self, name: str, guard: Guard, window: StableWindow | None, saved: GuardStatus | None
+    ) -> None:
         self.name = name
         self.metric = guard.metric
+        self._read = VALUES.get(guard.metric, _unmeasured)
         self.percentile = guard.percentile
         self.tolerance = 1.0 + guard.max_increase_percent / 100.0
         self.window = window
@@ -59,11 +88,9 @@ class GuardEvidence:
 
     def value(self, seen: Observation) -> float | None:
         """The measured value of this guard's metric; None: not measured, or not at its end."""
-        if self.metric is Metric.TTFT:
-            return seen.ttft_s
-        if self.metric is Metric.TIME_PER_TOKEN:
-            return seen.tpot_s
-        return None if seen.cancelled or seen.censored else seen.total_s
+        if self.metric is Metric.TOTAL and (seen.cancelled or seen.censored):
+            return None
+        return self._read(seen)
 
     def limit(self, candidate: bool, time: float) -> float | None:
         """Seconds above which a request of that arm is slow now; None: stable has shown too little."""
@@ -76,19 +103,24 @@ class GuardEvidence:
         """Whether what is known of the request is a bad event already."""
         if self.window is None:
             return seen.failed
-        limit = self.limit(candidate, seen.time)
+        limit = self.window.quantile(self.percentile, seen.time)
         if limit is None:
             return False
+        if candidate:
+            limit *= self.tolerance
         if seen.failed:
             return True
-        value = self.value(seen)
+        value = self.value(seen) if seen.cancelled or seen.censored else self._read(seen)
         if value is not None:
             return value > limit
         return self._still_open(seen) and seen.age_s > limit
 
     def take(self, seen: Observation, candidate: bool, share: float) -> bool:
-        """Counts a bad event, once a request and once a conversation and arm. True: it changed the evidence."""
-        if not self.is_bad(seen, candidate) or self._counted(seen, candidate) or self._too_many(seen.time, candidate):
+        """Counts a bad event, once a request and once a conversation and arm. True: it changed the
+        evidence."""
+        if not self.is_bad(seen, candidate) or self._counted(seen, candidate):
+            return False
+        if self._too_many(seen.time, candidate):
             return False
         fair = sequential.null_share(share, self.tolerance if self.window is None else 1.0)
         num_events = self.num_bad_stable + self.num_bad_candidate
@@ -108,7 +140,8 @@ class GuardEvidence:
         )
 
     def _still_open(self, seen: Observation) -> bool:
-        """Whether the metric's value is at least the request's age, because it had not ended when last seen."""
+        """Whether the metric's value is at least the request's age, because it had not ended when last
+        seen."""
         if self.metric is Metric.TTFT:
             return (seen.censored or seen.cancelled) and not seen.first_token
         return self.metric is Metric.TOTAL and (seen.censored or seen.cancelled)
@@ -131,6 +164,7 @@ class GuardEvidence:
 
 
 def combined(guards: Iterable[GuardEvidence]) -> float:
-    """One e-value for all guards: their mean, so that alpha holds for all of them together. 1 without guards."""
+    """One e-value for all guards: their mean, so that alpha holds for all of them together. 1 without
+    guards."""
     values = [guard.e_value for guard in guards]
     return sum(values) / len(values) if values else 1.0

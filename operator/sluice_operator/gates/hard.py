@@ -1,9 +1,10 @@
 """Hard gates: one violation by the candidate ends its rollout, live or mirrored, without statistics.
 
-They must not be a weapon. An answer that was cut off has not broken its form. A forbidden pattern that a prompt can provoke
-is held against the candidate only where stable has not shown the same for that tenant; for a mirrored request the verdict
-waits for stable's answer to the very same request, up to 10 s. Checks that a contract does not name count only if their
-name holds a "/" (the runtime's own: leaks, permissions); any other is a check that has been edited away.
+They must not be a weapon. An answer that was cut off has not broken its form. A forbidden pattern that a
+prompt can provoke is held against the candidate only where stable has not shown the same for that tenant;
+for a mirrored request the verdict waits for stable's answer to the very same request, up to 10 s. Checks
+that a contract does not name count only if their name holds a "/" (the runtime's own: leaks, permissions);
+any other is a check that has been edited away.
 """
 
 from __future__ import annotations

@@ -1,16 +1,19 @@
-"""A test that may be looked at after every event: was the bad event the candidate's more often than its share?
+"""A test that may be looked at after every event: was the bad event the candidate's more often than its
+share?
 
-Assignment to arms is random, so under "the candidate is not worse" each bad event of either arm is the candidate's with
-probability at most w, its share of the traffic, whatever bursts hit both. Against that null stand alternatives in which
-the candidate's odds are multiplied by k: P(candidate | bad) = kw / (kw + 1 - w). Betting on such an alternative multiplies
-wealth by k / (kw + 1 - w) for a candidate's event and by 1 / (kw + 1 - w) for one of stable's; the mean of that under the
-null is at most 1, so wealth is a test supermartingale and Ville's inequality bounds the chance that it ever reaches 1/alpha
-by alpha (Ville 1939; Ramdas, Grünwald, Vovk and Shafer, "Game-theoretic statistics and safe anytime-valid inference",
-Statistical Science 38(4), 2023). A mean over alternatives is one too (Robbins' method of mixtures, 1970).
+Assignment to arms is random, so under "the candidate is not worse" each bad event of either arm is the
+candidate's with probability at most w, its share of the traffic, whatever bursts hit both. Against that
+null stand alternatives in which the candidate's odds are multiplied by k: P(candidate | bad) = kw / (kw + 1
+- w). Betting on such an alternative multiplies wealth by k / (kw + 1 - w) for a candidate's event and by 1
+/ (kw + 1 - w) for one of stable's; the mean of that under the null is at most 1, so wealth is a test
+supermartingale and Ville's inequality bounds the chance that it ever reaches 1/alpha by alpha (Ville 1939;
+Ramdas, Grünwald, Vovk and Shafer, "Game-theoretic statistics and safe anytime-valid inference", Statistical
+Science 38(4), 2023). A mean over alternatives is one too (Robbins' method of mixtures, 1970).
 
-A regression may begin late, after many good events have eaten the wealth. So only half of each alternative's capital is bet
-at the first event, and a thousandth of the rest at each later one: a mixture over the moment at which the change happens
-(as in Shin, Ramdas and Rinaldo, "E-detectors", 2023). Capital not yet bet keeps its value, so nothing of the above changes.
+A regression may begin late, after many good events have eaten the wealth. So only half of each
+alternative's capital is bet at the first event, and a thousandth of the rest at each later one: a mixture
+over the moment at which the change happens (as in Shin, Ramdas and Rinaldo, "E-detectors", 2023). Capital
+not yet bet keeps its value, so nothing of the above changes.
 
 Example, w = 0.1 and k = 30: a candidate's event is worth 30 / 3.9 = 7.69, one of stable's 1 / 3.9 = 0.256.
 """
@@ -55,7 +58,8 @@ def bet(log_wealth: Sequence[float], num_events: int, share: float, candidate: b
 
 
 def e_value(log_wealth: Sequence[float], num_events: int) -> float:
-    """Evidence against "not worse": its expectation under the null is at most 1 at any time one may choose to look."""
+    """Evidence against "not worse": its expectation under the null is at most 1 at any time one may
+    choose to look."""
     if not log_wealth:
         return 1.0
     return sum(math.exp(value) for value in log_wealth) / len(log_wealth) + _waiting(num_events)
@@ -64,7 +68,8 @@ def e_value(log_wealth: Sequence[float], num_events: int) -> float:
 def threshold(alpha: float, num_restarts: int) -> float:
     """What the e-value must reach after so many restarts of evidence; infinite for alpha 0.
 
-    Window k = `num_restarts` + 1 gets alpha * 6 / (pi^2 k^2), which sums to alpha over all windows (Basel problem).
+    Window k = `num_restarts` + 1 gets alpha * 6 / (pi^2 k^2), which sums to alpha over all windows (Basel
+    problem).
     """
     if alpha <= 0.0:
         return math.inf

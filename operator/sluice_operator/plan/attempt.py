@@ -1,9 +1,10 @@
 """What makes a release attempt the same one, and what makes its evidence the same evidence.
 
-An attempt is the hash of policy, rule, both arms' identities, what the candidate does differently, and ``rollout.attempt``. An
-identity that is unknown just now (a pod that restarts, an API error) is no change: the one recorded for the same backend
-stands in. Without any, there is no attempt yet. Example: candidate `b` recorded as sha256:1, now observed as "": same attempt;
-observed as sha256:2 (deleted and made anew): another one.
+An attempt is the hash of policy, rule, both arms' identities, what the candidate does differently, and
+``rollout.attempt``. An identity that is unknown just now (a pod that restarts, an API error) is no change:
+the one recorded for the same backend stands in. Without any, there is no attempt yet. Example: candidate
+`b` recorded as sha256:1, now observed as "": same attempt; observed as sha256:2 (deleted and made anew):
+another one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from ..api.routepolicy import ArmStatus, Rule
 
 
 def resolve(observed: ArmStatus | None, recorded: ArmStatus, backend: str | None) -> ArmStatus | None:
-    """The arm with the best identity known of it; None: unknown. `backend` is the spec's, for an arm that is gone."""
+    """The arm with the best identity known of it; None: unknown. `backend` is the spec's, for an arm
+    that is gone."""
     if observed is None:
         return recorded if recorded.identity and recorded.backend == backend else None
     if observed.identity:
@@ -30,22 +32,24 @@ def attempt_hash(policy: str, rule: Rule, stable: ArmStatus, candidate: ArmStatu
     """The attempt's name; `rule` must have a rollout."""
     if rule.rollout is None:
         raise ValueError(f"rule {rule.name} has no rollout")
+    changes = rule.rollout.candidate.model_dump(mode="json", by_alias=True, exclude_none=True)
     return _digest([
         policy, rule.name, stable.backend, stable.identity, candidate.backend, candidate.identity,
-        rule.rollout.candidate.model_dump(mode="json", by_alias=True, exclude_none=True), rule.rollout.attempt,
+        changes, rule.rollout.attempt,
     ])
 
 
 def gates_hash(rule: Rule) -> str:
     """What evidence was gathered under; "" without a rollout.
 
-    Besides guards and contract this is what both arms inherit from the rule: changing it is no new candidate, but
-    answers given before say little about those given after.
+    Besides guards and contract this is what both arms inherit from the rule: changing it is no new
+    candidate, but answers given before say little about those given after.
     """
     if rule.rollout is None:
         return ""
+    guards = [guard.model_dump(mode="json") for guard in rule.rollout.guards]
     return _digest([
-        [guard.model_dump(mode="json") for guard in rule.rollout.guards], rule.rollout.alpha,
+        guards, rule.rollout.alpha,
         rule.contract.model_dump(mode="json"), rule.features.model_dump(mode="json"),
         rule.sampling.model_dump(mode="json"), rule.cache_scope,
     ])

@@ -1,60 +1,39 @@
 """What a rollout does next, as an ordered tuple of small rules of which the first that matches decides.
 
-The order is the policy: what a human says, then what the attempt is, then what is broken, then what is missing, and only
-then progress. Invariants: the candidate has no traffic while it is not ready, rolled back or aborted; an attempt that was
-rolled back or aborted never starts again; missing evidence holds. The status alone suffices to go on after a restart, and
-without it the rollout starts over with the target serving everything.
+The order is the policy: what a human says, then what the attempt is, then what is broken, then what is
+missing, and only then progress. Invariants: the candidate has no traffic while it is not ready, rolled back
+or aborted; an attempt that was rolled back or aborted never starts again; missing evidence holds. The
+status alone suffices to go on after a restart, and without it the rollout starts over with the target
+serving everything.
 
-Example: a candidate at step 1 of weights 10, 50 becomes slow. `guard_fired` matches before `step_complete` could:
-RolledBack, weight 0, its attempt in `rejected`. Editing guards, scaling or restarting does not change that; raising
-``rollout.attempt`` or naming another candidate starts anew at weight 0.
+Example: a candidate at step 1 of weights 10, 50 becomes slow. `guard_fired` matches before `step_complete`
+could: RolledBack, weight 0, its attempt in `rejected`. Editing guards, scaling or restarting does not
+change that; raising ``rollout.attempt`` or naming another candidate starts anew at weight 0.
 
-After promotion the candidate serves with weight 100 for as long as the attempt's hash matches; `status.stable` still names
-the target's arm as it was. Nothing rolls back by itself then; a human can.
+After promotion the candidate serves with weight 100 for as long as the attempt's hash matches;
+`status.stable` still names the target's arm as it was. Nothing rolls back by itself then; a human can.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
-from ..api.routepolicy import ArmStatus, Phase, Rollout, Rule, RuleStatus, Transition
-from ..gates import GateState, Verdict, belongs, checkpoint, verdict
-from ..gates.gate import SETTLE_S
-from .attempt import attempt_hash, gates_hash, resolve
+from ..api.routepolicy import Phase, Rule, RuleStatus, Transition
+from ..gates import GateState
+from .situation import Arms, Situation, World, situate, step_goal
+from .stages import cleared, entered, fresh_stage, rejected, restarted, started, stopped, text
+
+__all__ = ["RULES", "Arms", "Decision", "World", "decide"]
 
 MAX_HISTORY = 20
-MAX_REJECTED = 20
 EVIDENCE_LIFETIME = timedelta(hours=1)
 """Evidence restarts after so long, or thousands of good requests would hide a late regression."""
 
 _EVIDENCE_FIELDS = {"num_samples", "num_stable_samples", "guards"}
 _UNDER_WAY = (Phase.SHADOWING, Phase.STEP, Phase.PROMOTED)
 _OVER = (Phase.ROLLED_BACK, Phase.ABORTED)
-
-
-@dataclass(frozen=True)
-class Arms:
-    """The arms as observed now. An unknown identity is "", never a guess; an HTTP service's is any constant of its own."""
-
-    stable: ArmStatus
-    """The rule's target."""
-    candidate: ArmStatus | None
-    """The candidate; None: no rollout, or its backend does not exist."""
-
-
-@dataclass(frozen=True)
-class World:
-    """What can be seen of the world now."""
-
-    arms: Arms
-    stable_ready: bool
-    """At least one endpoint of the rule's target is acknowledged by the gateway."""
-    candidate_ready: bool
-    """At least one endpoint acknowledged by the gateway, at the recorded identity, holding the arm's configuration."""
-    evidence_live: bool
-    """The streams of the candidate's pods and the gateway's access log are connected."""
 
 
 @dataclass(frozen=True)
@@ -69,60 +48,11 @@ class Decision:
     increases: bool
     """The candidate gets more than before: write status first, then push."""
     handover: bool
-    """The promoted candidate has become the target: push routes first, then the weight, or traffic dips to the old arm."""
+    """The promoted candidate has become the target: push routes first, then the weight, or traffic dips
+    to the old arm."""
     material: bool
-    """More than the evidence's checkpoint has changed: write status now. Else once in a few seconds is enough."""
-
-
-@dataclass(frozen=True)
-class _Goal:
-    """The stage that the spec asks for now, and what it sends to the candidate."""
-
-    phase: Phase
-    step: int
-    weight: int
-    shadow_percent: int
-    min_seconds: int
-    min_samples: int
-
-
-@dataclass(frozen=True)
-class _Situation:
-    """All that the rules look at."""
-
-    rule: Rule
-    rollout: Rollout | None
-    status: RuleStatus
-    """As last decided, with the evidence since."""
-    stable: ArmStatus | None
-    candidate: ArmStatus | None
-    """The arms with their identities, where known."""
-    attempt: str
-    """Empty: an identity is unknown."""
-    gates: str
-    verdict: Verdict
-    world: World
-    now: datetime
-
-    @property
-    def goal(self) -> _Goal:
-        """Current stage by the spec as it stands: a human may have edited steps away."""
-        assert self.rollout is not None
-        if self.status.phase is Phase.SHADOWING and self.rollout.shadow is not None:
-            return _shadow_goal(self.rollout)
-        index = self.status.step if self.status.phase is Phase.STEP else 0
-        return _step_goal(self.rollout, min(index, len(self.rollout.steps) - 1))
-
-    @property
-    def in_force(self) -> bool:
-        """Whether the candidate gets any traffic."""
-        return self.status.weight > 0 or self.status.shadow_percent > 0
-
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds since the stage's traffic began; 0 before."""
-        since = self.status.stage_since
-        return (self.now - datetime.fromisoformat(since)).total_seconds() if since else 0.0
+    """More than the evidence's checkpoint has changed: write status now. Else once in a few seconds is
+    enough."""
 
 
 @dataclass(frozen=True)
@@ -138,20 +68,21 @@ class _Outcome:
 def decide(
     policy: str, rule: Rule, status: RuleStatus, gate: GateState, world: World, now: datetime
 ) -> Decision:
-    """What the rule's rollout shall do now. `policy` is ``namespace/name``; `status` is what was last decided.
+    """What the rule's rollout shall do now. `policy` is ``namespace/name``; `status` is what was last
+    decided.
 
     Calling it again with its own result changes nothing but progress that has become possible since.
     """
-    situation = _situate(policy, rule, status, gate, world, now)
+    situation = situate(policy, rule, status, gate, world, now)
     outcome = next(found for one in RULES if (found := one(situation)) is not None)
     return _conclude(status, outcome, now)
 
 
-def no_rollout(s: _Situation) -> _Outcome | None:
+def no_rollout(s: Situation) -> _Outcome | None:
     """A human has removed the rollout, or there never was one: the target serves."""
     if s.rollout is not None:
         return None
-    after = _cleared(s).model_copy(update={"gates": ""})
+    after = cleared(s).model_copy(update={"gates": ""})
     if s.status.phase is Phase.STABLE:
         return _Outcome(after)
     if s.status.phase is Phase.PROMOTED and s.status.candidate.backend == s.world.arms.stable.backend:
@@ -159,62 +90,63 @@ def no_rollout(s: _Situation) -> _Outcome | None:
     return _Outcome(after, "RolloutRemoved", "the rollout was removed; the target serves everything")
 
 
-def aborted(s: _Situation) -> _Outcome | None:
+def aborted(s: Situation) -> _Outcome | None:
     """A human abort wins in every phase; where nothing runs it changes nothing."""
     if s.rollout is None or not s.rollout.abort:
         return None
     if s.status.phase in _OVER:
-        return _Outcome(_stopped(s.status, s.status.phase))
+        return _Outcome(stopped(s.status, s.status.phase))
     if s.status.phase not in _UNDER_WAY:
-        return _Outcome(_stopped(_cleared(s), Phase.ABORTED), "Aborted", "abort is set; nothing was under way")
-    return _Outcome(_rejected(s.status, Phase.ABORTED), "Aborted", "abort is set; raise attempt to try again")
+        after = stopped(cleared(s), Phase.ABORTED)
+        return _Outcome(after, "Aborted", "abort is set; nothing was under way")
+    return _Outcome(rejected(s.status, Phase.ABORTED), "Aborted", "abort is set; raise attempt to try again")
 
 
-def candidate_is_target(s: _Situation) -> _Outcome | None:
+def candidate_is_target(s: Situation) -> _Outcome | None:
     """Both arms are the same: there is nothing to roll out, and after a promotion traffic must not move."""
     if s.stable is None or s.candidate is None or s.rollout is None:
         return None
-    changes = s.rollout.candidate
-    same = (s.stable.backend, s.stable.identity) == (s.candidate.backend, s.candidate.identity)
-    if not same or changes.features is not None or changes.cache_scope is not None or changes.sampling is not None:
+    changes = s.rollout.candidate.model_dump(exclude_none=True, exclude={"backend"})
+    if changes or (s.stable.backend, s.stable.identity) != (s.candidate.backend, s.candidate.identity):
         return None
-    after = _cleared(s).model_copy(update={"held": "CandidateIsTarget"})
+    after = cleared(s).model_copy(update={"held": "CandidateIsTarget"})
     if s.status.phase not in _UNDER_WAY:
         return _Outcome(after)
     handover = s.status.phase is Phase.PROMOTED and s.status.candidate.backend == s.stable.backend
     return _Outcome(after, "CandidateIsTarget", "candidate and target are the same arm", handover)
 
 
-def identity_unknown(s: _Situation) -> _Outcome | None:
+def identity_unknown(s: Situation) -> _Outcome | None:
     """Nothing starts before it is known what would start."""
     if s.attempt:
         return None
-    after = _cleared(s).model_copy(update={"held": "CandidateNotReady" if s.candidate is None else "StableNotReady"})
+    held = "CandidateNotReady" if s.candidate is None else "StableNotReady"
+    after = cleared(s).model_copy(update={"held": held})
     if s.status.phase is Phase.STABLE:
         return _Outcome(after)
-    return _Outcome(after, "AttemptChanged", "an arm was replaced by one whose pods have not said yet what they loaded")
+    return _Outcome(after, "AttemptChanged", "an arm was replaced; no pod of the new one has said what it loaded")
 
 
-def attempt_rejected(s: _Situation) -> _Outcome | None:
+def attempt_rejected(s: Situation) -> _Outcome | None:
     """Sticky: neither scale nor restarts nor edits of gates bring a refused attempt back."""
     over = s.status.attempt == s.attempt and s.status.phase in _OVER
     if over:
-        return _Outcome(_stopped(s.status, s.status.phase))
+        return _Outcome(stopped(s.status, s.status.phase))
     if s.attempt not in s.status.rejected:
         return None
-    after = _stopped(_started(s), Phase.ROLLED_BACK)
+    after = stopped(started(s), Phase.ROLLED_BACK)
     return _Outcome(after, "AttemptRejected", "this attempt was refused before; raise attempt to try again")
 
 
-def attempt_changed(s: _Situation) -> _Outcome | None:
+def attempt_changed(s: Situation) -> _Outcome | None:
     """A new candidate, target or attempt number starts at weight 0 with fresh evidence."""
     if s.attempt == s.status.attempt:
         return None
-    after = _started(s)
+    after = started(s)
     return _Outcome(after, "AttemptStarted", f"{after.candidate.backend} against {after.stable.backend}")
 
 
-def promoted(s: _Situation) -> _Outcome | None:
+def promoted(s: Situation) -> _Outcome | None:
     """The candidate serves until a human says otherwise, for as long as it can."""
     if s.status.phase is not Phase.PROMOTED:
         return None
@@ -223,17 +155,17 @@ def promoted(s: _Situation) -> _Outcome | None:
     return _Outcome(s.status.model_copy(update={"weight": weight, "held": held, "gates": s.gates}))
 
 
-def hard_gate_broken(s: _Situation) -> _Outcome | None:
+def hard_gate_broken(s: Situation) -> _Outcome | None:
     """One violation is enough."""
     return _rolled_back(s) if s.verdict.reason == "HardGateBroken" else None
 
 
-def guard_fired(s: _Situation) -> _Outcome | None:
+def guard_fired(s: Situation) -> _Outcome | None:
     """The evidence against "not worse" has reached 1/alpha."""
     return _rolled_back(s) if s.verdict.reason == "GuardFired" else None
 
 
-def candidate_not_ready(s: _Situation) -> _Outcome | None:
+def candidate_not_ready(s: Situation) -> _Outcome | None:
     """Leaving an arm is immediate."""
     if s.world.candidate_ready and s.world.arms.candidate is not None:
         return None
@@ -241,15 +173,16 @@ def candidate_not_ready(s: _Situation) -> _Outcome | None:
     return _Outcome(s.status.model_copy(update={"weight": 0, "shadow_percent": 0, "held": held}))
 
 
-def gates_changed(s: _Situation) -> _Outcome | None:
+def gates_changed(s: Situation) -> _Outcome | None:
     """What was judged by other gates does not count."""
     if s.status.gates == s.gates:
         return None
-    after = _fresh_stage(s, s.now).model_copy(update={"gates": s.gates, "stage_since": _text(s.now) if s.in_force else ""})
-    return _Outcome(after, "GatesChanged", "guards, contract or the rule's own settings were edited; evidence restarts")
+    since = text(s.now) if s.in_force else ""
+    after = fresh_stage(s, s.now).model_copy(update={"gates": s.gates, "stage_since": since})
+    return _Outcome(after, "GatesChanged", "guards, contract or settings were edited; evidence restarts")
 
 
-def stage_edited(s: _Situation) -> _Outcome | None:
+def stage_edited(s: Situation) -> _Outcome | None:
     """A human edit of steps is in force at once, as a stage of its own."""
     goal, status = s.goal, s.status
     same_stage = (goal.phase, goal.step) == (status.phase, status.step)
@@ -257,13 +190,14 @@ def stage_edited(s: _Situation) -> _Outcome | None:
     if same_stage and (same_traffic or not s.in_force):
         return None
     if s.in_force:
-        after = _entered(s, goal)
+        after = entered(s, goal)
     else:
-        after = _fresh_stage(s, s.now).model_copy(update={"phase": goal.phase, "step": goal.step, "stage_since": ""})
+        stage = {"phase": goal.phase, "step": goal.step, "stage_since": ""}
+        after = fresh_stage(s, s.now).model_copy(update=stage)
     return _Outcome(after, "StepsEdited", f"steps were edited; weight {after.weight} % is in force")
 
 
-def not_arrived(s: _Situation) -> _Outcome | None:
+def not_arrived(s: Situation) -> _Outcome | None:
     """Arriving waits for all that is needed to judge; a paused rollout that never began does not begin."""
     if s.in_force:
         return None
@@ -273,30 +207,31 @@ def not_arrived(s: _Situation) -> _Outcome | None:
     if held:
         return _Outcome(s.status.model_copy(update={"held": held}))
     traffic = {"weight": s.goal.weight, "shadow_percent": s.goal.shadow_percent}
-    return _Outcome(s.status.model_copy(update={**traffic, "held": "", "stage_since": _text(s.now)}))
+    return _Outcome(s.status.model_copy(update={**traffic, "held": "", "stage_since": text(s.now)}))
 
 
-def evidence_expired(s: _Situation) -> _Outcome | None:
+def evidence_expired(s: Situation) -> _Outcome | None:
     """Wealth does not outlive the hour; samples of the stage do."""
     since = s.status.evidence_since
     if since and s.now - datetime.fromisoformat(since) < EVIDENCE_LIFETIME:
         return None
-    return _Outcome(s.status.model_copy(update=_restarted(s.status, s.now)))
+    return _Outcome(s.status.model_copy(update=restarted(s.status, s.now)))
 
 
-def paused(s: _Situation) -> _Outcome | None:
+def paused(s: Situation) -> _Outcome | None:
     """Stays where it is; the guards have been asked already."""
     return _held(s, "Paused") if s.rollout is not None and s.rollout.paused else None
 
 
-def evidence_missing(s: _Situation) -> _Outcome | None:
+def evidence_missing(s: Situation) -> _Outcome | None:
     """Without a live view of both arms no stage completes."""
     held = _missing(s)
     return _held(s, held) if held else None
 
 
-def stage_incomplete(s: _Situation) -> _Outcome | None:
-    """Time or samples are short. Too few samples when the time is up: no evidence, which holds and never fails."""
+def stage_incomplete(s: Situation) -> _Outcome | None:
+    """Time or samples are short. Too few samples when the time is up: no evidence, which holds and never
+    fails."""
     status, goal = s.status, s.goal
     if s.elapsed_s < goal.min_seconds:
         return _held(s, "")
@@ -306,58 +241,47 @@ def stage_incomplete(s: _Situation) -> _Outcome | None:
     return None
 
 
-def shadow_complete(s: _Situation) -> _Outcome | None:
+def shadow_complete(s: Situation) -> _Outcome | None:
     """The mirrored answers were good enough for users to see the first ones."""
     if s.status.phase is not Phase.SHADOWING or s.rollout is None:
         return None
-    return _Outcome(_entered(s, _step_goal(s.rollout, 0)), "ShadowComplete", _evidence(s.status))
+    return _Outcome(entered(s, step_goal(s.rollout, 0)), "ShadowComplete", _evidence(s.status))
 
 
-def step_complete(s: _Situation) -> _Outcome | None:
+def step_complete(s: Situation) -> _Outcome | None:
     """On to the next step; after the last the candidate is promoted."""
     if s.status.phase is not Phase.STEP or s.rollout is None:
         return None
-    if s.status.step + 1 < len(s.rollout.steps):
-        return _Outcome(_entered(s, _step_goal(s.rollout, s.status.step + 1)), "StepComplete", _evidence(s.status))
-    after = s.status.model_copy(update={"phase": Phase.PROMOTED, "weight": 100, "shadow_percent": 0, "held": ""})
+    following = s.status.step + 1
+    if following < len(s.rollout.steps):
+        return _Outcome(entered(s, step_goal(s.rollout, following)), "StepComplete", _evidence(s.status))
+    traffic = {"weight": 100, "shadow_percent": 0}
+    after = s.status.model_copy(update={"phase": Phase.PROMOTED, "held": "", **traffic})
     return _Outcome(after, "Promoted", _evidence(s.status))
 
 
-def unknown_phase(s: _Situation) -> _Outcome | None:
+def unknown_phase(s: Situation) -> _Outcome | None:
     """A status that names the attempt but no stage of it was not written by us: start over."""
-    return _Outcome(_started(s), "StatusUnreadable", f"phase {s.status.phase} has no attempt under way; starting over")
+    told = f"phase {s.status.phase.value} has no attempt under way; starting over"
+    return _Outcome(started(s), "StatusUnreadable", told)
 
 
-RULES: tuple[Callable[[_Situation], _Outcome | None], ...] = (
+RULES: tuple[Callable[[Situation], _Outcome | None], ...] = (
     no_rollout, aborted, candidate_is_target, identity_unknown, attempt_rejected, attempt_changed, promoted,
-    hard_gate_broken, guard_fired, candidate_not_ready, gates_changed, stage_edited, not_arrived, evidence_expired,
-    paused, evidence_missing, stage_incomplete, shadow_complete, step_complete, unknown_phase,
+    hard_gate_broken, guard_fired, candidate_not_ready, gates_changed, stage_edited, not_arrived,
+    evidence_expired, paused, evidence_missing, stage_incomplete, shadow_complete, step_complete,
+    unknown_phase,
 )
 
 
-def _situate(
-    policy: str, rule: Rule, status: RuleStatus, gate: GateState, world: World, now: datetime
-) -> _Situation:
-    gates = gates_hash(rule)
-    said = verdict(gate, now) if belongs(gate, status) and status.gates == gates else Verdict()
-    stable = resolve(world.arms.stable, status.stable, world.arms.stable.backend)
-    candidate, attempt = None, ""
-    if rule.rollout is not None:
-        named = rule.rollout.candidate.backend or rule.target.backend
-        candidate = resolve(world.arms.candidate, status.candidate, named)
-        if stable is not None and candidate is not None:
-            attempt = attempt_hash(policy, rule, stable, candidate)
-    status = checkpoint(gate, status).model_copy(update={"name": rule.name})
-    if attempt and attempt == status.attempt:
-        status = status.model_copy(update={"stable": stable, "candidate": candidate})
-    return _Situation(rule, rule.rollout, status, stable, candidate, attempt, gates, said, world, now)
-
-
 def _conclude(before: RuleStatus, outcome: _Outcome, now: datetime) -> Decision:
-    after, transitions = outcome.status, ()
+    after = outcome.status
+    transitions: tuple[Transition, ...] = ()
     if outcome.reason:
         step = after.step if after.phase is Phase.STEP else None
-        line = Transition(time=_text(now), phase=after.phase, step=step, reason=outcome.reason, message=outcome.message)
+        line = Transition(
+            time=text(now), phase=after.phase, step=step, reason=outcome.reason, message=outcome.message
+        )
         transitions = (line,)
         after = after.model_copy(update={"history": [*after.history, line][-MAX_HISTORY:]})
     increases = after.weight > before.weight or after.shadow_percent > before.shadow_percent
@@ -369,82 +293,22 @@ def _conclude(before: RuleStatus, outcome: _Outcome, now: datetime) -> Decision:
     )
 
 
-def _shadow_goal(rollout: Rollout) -> _Goal:
-    assert rollout.shadow is not None
-    shadow = rollout.shadow
-    return _Goal(Phase.SHADOWING, 0, 0, shadow.percent, shadow.min_seconds, shadow.min_samples)
-
-
-def _step_goal(rollout: Rollout, index: int) -> _Goal:
-    step = rollout.steps[index]
-    return _Goal(Phase.STEP, index, step.weight, 0, step.min_seconds, step.min_samples)
-
-
-def _missing(s: _Situation) -> str:
+def _missing(s: Situation) -> str:
     """What is missing to judge the current stage; empty: nothing."""
     if not s.world.stable_ready and s.goal.weight < 100:
         return "StableNotReady"
     return "" if s.world.evidence_live else "EvidenceNotLive"
 
 
-def _held(s: _Situation, held: str) -> _Outcome:
+def _held(s: Situation, held: str) -> _Outcome:
     return _Outcome(s.status.model_copy(update={"held": held}))
 
 
-def _rolled_back(s: _Situation) -> _Outcome:
-    return _Outcome(_rejected(s.status, Phase.ROLLED_BACK), s.verdict.reason, s.verdict.message)
-
-
-def _rejected(status: RuleStatus, phase: Phase) -> RuleStatus:
-    rejected = [*(one for one in status.rejected if one != status.attempt), status.attempt][-MAX_REJECTED:]
-    return _stopped(status, phase).model_copy(update={"rejected": rejected})
-
-
-def _stopped(status: RuleStatus, phase: Phase) -> RuleStatus:
-    """No traffic for the candidate; its last evidence stays for people to read."""
-    return status.model_copy(update={"phase": phase, "weight": 0, "shadow_percent": 0, "held": ""})
-
-
-def _cleared(s: _Situation) -> RuleStatus:
-    """No attempt; only history and what was refused are kept."""
-    return RuleStatus(
-        name=s.rule.name, gates=s.gates, stable=s.stable or s.world.arms.stable, history=s.status.history,
-        rejected=s.status.rejected,
-    )
-
-
-def _started(s: _Situation) -> RuleStatus:
-    """The attempt at its very beginning: at weight 0, so that an earlier candidate has left before this one arrives."""
-    assert s.rollout is not None
-    phase = Phase.SHADOWING if s.rollout.shadow is not None else Phase.STEP
-    return _cleared(s).model_copy(update={
-        "phase": phase, "attempt": s.attempt, "candidate": s.candidate, "evidence_since": _text(s.now),
-    })
-
-
-def _entered(s: _Situation, goal: _Goal) -> RuleStatus:
-    """The stage begun, with fresh evidence; requests assigned under a higher weight are let pass first."""
-    lowered = goal.weight < s.status.weight or (goal.weight == 0 and goal.shadow_percent < s.status.shadow_percent)
-    begins = s.now + timedelta(seconds=SETTLE_S if lowered else 0.0)
-    return _fresh_stage(s, begins).model_copy(update={
-        "phase": goal.phase, "step": goal.step, "weight": goal.weight, "shadow_percent": goal.shadow_percent,
-        "held": "", "stage_since": _text(s.now),
-    })
-
-
-def _fresh_stage(s: _Situation, since: datetime) -> RuleStatus:
-    return s.status.model_copy(update={**_restarted(s.status, since), "num_samples": 0, "num_stable_samples": 0})
-
-
-def _restarted(status: RuleStatus, since: datetime) -> dict[str, object]:
-    return {"guards": [], "num_restarts": status.num_restarts + 1, "evidence_since": _text(since)}
+def _rolled_back(s: Situation) -> _Outcome:
+    return _Outcome(rejected(s.status, Phase.ROLLED_BACK), s.verdict.reason, s.verdict.message)
 
 
 def _evidence(status: RuleStatus) -> str:
     told = f"{status.num_samples} candidate and {status.num_stable_samples} stable requests judged"
     bad = [f"{guard.name} {guard.num_bad_candidate}:{guard.num_bad_stable}" for guard in status.guards]
     return f"{told}; bad candidate:stable {', '.join(bad)}" if bad else told
-
-
-def _text(time: datetime) -> str:
-    return time.astimezone(UTC).isoformat().replace("+00:00", "Z")
