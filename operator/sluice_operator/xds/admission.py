@@ -29,7 +29,10 @@ class Admission:
 
     desired: GatewayState = field(default_factory=GatewayState)
     accepted: GatewayState = field(default_factory=GatewayState)
+    invalid: dict[Key, str] = field(default_factory=dict)
+    """Found before Envoy saw it; depends on the other objects, so it is decided anew each time."""
     quarantine: dict[Key, tuple[Any, str]] = field(default_factory=dict)
+    """Refused by Envoy."""
     held: list[Key] = field(default_factory=list)
 
     def want(self, state: GatewayState) -> list[tuple[Key, str]]:
@@ -38,13 +41,14 @@ class Admission:
         self.held = []
         objects = dict(_objects(state))
         self.quarantine = {k: v for k, v in self.quarantine.items() if objects.get(k) == v[0]}
-        fresh = []
-        for kind, name, message in problems(state, self.accepted):
-            key = (kind, name)
-            if key not in self.quarantine:
-                fresh.append((key, message))
-            self.quarantine[key] = (objects[key], message)
-        return fresh
+        known = self.invalid
+        self.invalid = {(kind, name): message for kind, name, message in problems(state, self.accepted)}
+        return [item for item in self.invalid.items() if item not in known.items()]
+
+    @property
+    def held_back(self) -> dict[Key, str]:
+        """Every object known to be bad, with the reason."""
+        return {**self.invalid, **{key: message for key, (_, message) in self.quarantine.items()}}
 
     def admitted(self) -> GatewayState:
         """The desired state with last accepted objects, or none, in place of those held back."""
@@ -55,7 +59,7 @@ class Admission:
             if key in taken:
                 continue
             taken.add(key)
-            if key in self.quarantine or key in self.held:
+            if key in self.invalid or key in self.quarantine or key in self.held:
                 item = old.get(key)
             if item is not None:
                 new[key[0]].append(item)
@@ -63,10 +67,10 @@ class Admission:
             self.desired, clusters=tuple(new["cluster"]), policies=tuple(new["policy"]), tenants=tuple(new["tenant"])
         )
 
-    def accept(self, state: GatewayState) -> bool:
-        """A gateway has taken this state; True where there is now more to try."""
+    def accept(self, state: GatewayState) -> None:
+        """A gateway has taken this state."""
         self.accepted = state
-        return self._release()
+        self._release()
 
     def refuse(self, state: GatewayState, type_url: str, message: str) -> Key | None:
         """A gateway has refused this state; returns the culprit once it is certain."""
@@ -85,10 +89,8 @@ class Admission:
         old = dict(_objects(self.accepted))
         return [key for key, item in _objects(state) if key[0] in kinds and old.get(key) != item]
 
-    def _release(self) -> bool:
-        count = (len(self.held) + 1) // 2
-        self.held = self.held[count:]
-        return count > 0
+    def _release(self) -> None:
+        self.held = self.held[(len(self.held) + 1) // 2:]
 
 
 def _objects(state: GatewayState) -> Iterator[tuple[Key, Any]]:

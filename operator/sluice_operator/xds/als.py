@@ -48,20 +48,22 @@ def to_record(kind: str, entry: Any) -> AccessRecord:
     policy = headers.get("x-sluice-policy", policy)
     flags = [short for name, short in FLAGS.items() if getattr(common.response_flags, name)]
     status = int(response.response_code.value)
+    arm = headers.get("x-sluice-arm", "")
+    tags = common.custom_tags
     return AccessRecord(
         kind=kind,
         request_id=request.request_id,
         policy=policy,
         rule=headers.get("x-sluice-rule", rule),
-        arm=headers.get("x-sluice-arm", ""),
+        arm=arm,
         attempt=headers.get("x-sluice-attempt", ""),
         tenant=headers.get("x-sluice-tenant", ""),
         task=headers.get("x-sluice-task", ""),
         unit=unit(policy, headers.get("x-sluice-conversation", ""), request.request_id),
         mirror=headers.get("x-sluice-mirror", "") == "1",
-        cluster=common.custom_tags.get("backend") or backend_of(common.upstream_cluster),
+        cluster=tags.get("cluster") or tags.get(arm) or backend_of(common.upstream_cluster),
         status=status,
-        outcome=_outcome(status, flags),
+        outcome=_outcome(kind, common, status, flags),
         flags=",".join(flags),
         start=common.start_time.ToNanoseconds() / 1e9,
         first_byte_s=_seconds(common, "time_to_first_upstream_rx_byte"),
@@ -70,11 +72,14 @@ def to_record(kind: str, entry: Any) -> AccessRecord:
     )
 
 
-def _outcome(status: int, flags: list[str]) -> str:
+def _outcome(kind: str, common: Any, status: int, flags: list[str]) -> str:
     if CLIENT_LEFT & set(flags):
         return "cancelled"
     if status >= 500 or FAILED & set(flags):
         return "error"
+    if kind == "attempt" and not common.HasField("time_to_last_upstream_rx_byte"):
+        # An attempt has no flag for it, but a response without an end that nothing broke was cut short by its client.
+        return "cancelled"
     return "rejected" if status >= 400 else "ok"
 
 

@@ -228,9 +228,10 @@ def _access_log(name: str) -> dict[str, Any]:
             "transport_api_version": 2,
             "buffer_flush_interval": duration(0.05),
             "custom_tags": [
-                {"tag": "backend", "metadata": {
-                    "kind": {"host": {}}, "metadata_key": {"key": METADATA, "path": [{"key": "cluster"}]},
-                }},
+                {"tag": tag, "metadata": {
+                    "kind": {kind: {}}, "metadata_key": {"key": METADATA, "path": [{"key": tag}]},
+                }}
+                for tag, kind in (("cluster", "host"), ("stable", "route"), ("candidate", "route"))
             ],
         },
         additional_request_headers_to_log=list(LOGGED_HEADERS),

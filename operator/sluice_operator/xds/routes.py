@@ -21,7 +21,7 @@ from envoy.extensions.retry.host.previous_hosts.v3 import previous_hosts_pb2
 from envoy.extensions.retry.priority.previous_priorities.v3 import previous_priorities_config_pb2
 
 from .clusters import CHAIN, arm_clusters
-from .messages import Message, duration, error_body, extension, pack
+from .messages import Message, duration, error_body, extension, pack, struct
 from .runtime import mirror_key, weight_prefix
 from .state import Arm, GatewayState, Policy, Rule, Tenant
 
@@ -214,6 +214,10 @@ def _rule_route(policy: Policy, rule: Rule, model: dict[str, Any]) -> Message:
         name=name,
         match=match,
         route=_action(policy.name, rule, rule.stable),
+        # For access records of requests that reached no pod: they know the arm, but not its backend.
+        metadata={"filter_metadata": {METADATA: struct({
+            arm: meant.cluster for arm, meant in (("stable", rule.stable), ("candidate", rule.candidate)) if meant
+        })}},
         request_headers_to_add=[_header("x-sluice-policy", policy.name), _header("x-sluice-rule", rule.name)],
     )
 

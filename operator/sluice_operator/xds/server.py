@@ -89,7 +89,7 @@ class AdsServer(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: ignor
     @property
     def quarantined(self) -> dict[str, str]:
         """``kind/name`` of every object held back, with the reason."""
-        return {f"{kind}/{name}": message for (kind, name), (_, message) in self._admission.quarantine.items()}
+        return {f"{kind}/{name}": message for (kind, name), message in self._admission.held_back.items()}
 
     @property
     def num_gateways(self) -> int:
@@ -193,7 +193,8 @@ class AdsServer(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: ignor
         target = self._target
         if target is None or session.target is not target or not (session.has(LDS) and session.has(RDS)):
             return
-        if target.state != self._admission.accepted and self._admission.accept(target.state):
+        if target.state != self._admission.accepted:
+            self._admission.accept(target.state)
             self._retarget()
 
     def _refused(self, session: Session, kind: str, sent: Sent) -> None:

@@ -61,16 +61,16 @@ class Session:
         """Send whatever may be sent now."""
         self._offer(RTDS)
         self._offer(CDS)
-        if not self._settled(CDS):
-            return
+        # Not only once the clusters are acknowledged: Envoy holds that back until their endpoints have arrived.
         self._offer(EDS)
-        if not self._endpoints_ready():
+        if not (self._settled(CDS) and self._endpoints_ready()):
             return
         self._offer(LDS)
         if self._settled(LDS):
             self._offer(RDS)
             if self.has(RDS):
                 self._offer(CDS)
+                self._offer(EDS)
 
     def heartbeat(self) -> None:
         """Send the weights again, whole, so that their TTL starts anew and a layer that had expired comes back."""

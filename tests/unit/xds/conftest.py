@@ -87,10 +87,17 @@ class World:
     port: int
     http: aiohttp.ClientSession
     pods: dict[str, Pod]
-    records: list[AccessRecord]
+    all_records: list[AccessRecord]
     quarantines: list[tuple[str, str]]
+    ads_port: int
     envoy: LocalEnvoy | None = None
     pushes: list[float] = field(default_factory=list)
+    began: float = 0
+
+    @property
+    def records(self) -> list[AccessRecord]:
+        """Access records of requests that began in this test."""
+        return [r for r in self.all_records if r.start >= self.began]
 
     def clusters(self, **kwargs: Any) -> tuple[Cluster, ...]:
         return tuple(Cluster(f"ns/{n}", (pod.endpoint,), **kwargs) for n, pod in self.pods.items())
@@ -172,7 +179,7 @@ async def open_world(*, envoy: bool = True, **server_options: Any) -> AsyncItera
     async with contextlib.AsyncExitStack() as stack:
         connector = aiohttp.TCPConnector(limit=200)
         http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
-        world = World(server, port, http, pods, records, quarantines)
+        world = World(server, port, http, pods, records, quarantines, ads_port)
         if envoy:
             world.envoy = await stack.enter_async_context(LocalEnvoy(ads_port))
             await world.push(world.state())
@@ -199,7 +206,8 @@ async def world(shared_world: World) -> AsyncIterator[World]:
     for pod in shared_world.pods.values():
         pod.requests.clear()
         pod.answer = None
-    shared_world.records.clear()
+    shared_world.all_records.clear()
+    shared_world.began = time.time()
     shared_world.quarantines.clear()
     yield shared_world
     for pod in shared_world.pods.values():
