@@ -36,7 +36,7 @@ class StableWindow:
 
         Example: of 1, 2 … 20 the 95 % quantile is 19, the smallest value that 95 % do not exceed.
         """
-        if self._num_new * 10 > len(self._sorted) or time >= self._refresh_at:
+        if self._num_new * 10 > len(self._sorted) - MIN_SAMPLES or time >= self._refresh_at:
             self._refresh(time)
         num = len(self._sorted)
         if num < MIN_SAMPLES:

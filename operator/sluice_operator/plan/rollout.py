@@ -124,7 +124,7 @@ def identity_unknown(s: Situation) -> _Outcome | None:
     after = cleared(s).model_copy(update={"held": held})
     if s.status.phase is Phase.STABLE:
         return _Outcome(after)
-    return _Outcome(after, "AttemptChanged", "an arm was replaced; no pod of the new one has said what it loaded")
+    return _Outcome(after, "AttemptChanged", "an arm was replaced; no pod of it has said what it loaded")
 
 
 def attempt_rejected(s: Situation) -> _Outcome | None:
