@@ -1,0 +1,161 @@
+"""One InferenceBackend: its objects, its status, and its end.
+
+Invariant: only objects that are ours are written; one of another owner under our name is told, not taken. A deletion ends
+within ``drain_seconds`` whatever is missing, and at once when the namespace ends too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from datetime import datetime
+from typing import Any
+
+from ..api import FINALIZER, InferenceBackend
+from ..api.backend import InferenceBackendStatus
+from ..kube import Conflict, Kube, NotFound
+from ..kube.client import BACKEND, DEPLOYMENT, NAMESPACE, kind_of
+from ..plan import backend as plan
+from ..plan import names
+from ..plan.backend_status import Seen, status
+from ..plan.conditions import Problem, find
+from .cache import Broken, Name
+from .context import Context, about, now, stamp
+from .secrets import ensure_copy
+from .statuses import changed, tell_broken, wire
+
+
+class Backends:
+    """Reconciles backends; remembers what was applied, so that an unchanged one costs no request."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._applied: dict[Name, tuple[str, str, int]] = {}
+
+    def forget(self) -> None:
+        """Applies everything again: drift in what is not watched ends here."""
+        self._applied.clear()
+
+    async def reconcile(self, name: Name) -> float | None:
+        backend = self._ctx.cache.backends.get(name)
+        if backend is None:
+            self._applied.pop(name, None)
+            return None
+        if isinstance(backend, Broken):
+            await tell_broken(self._ctx, BACKEND, backend)
+            return None
+        if backend.metadata.deletion_timestamp:
+            return await self._drain(backend)
+        if FINALIZER not in backend.metadata.finalizers:
+            await self._finalizers(backend, (*backend.metadata.finalizers, FINALIZER))
+            return 0.01
+        problem = await self._apply(backend) if not plan.problems(backend) else None
+        await self._tell(backend, problem)
+        return 1.0 if problem is not None else None
+
+    async def _finalizers(self, backend: InferenceBackend, finalizers: tuple[str, ...]) -> None:
+        meta = backend.metadata
+        told = await self._ctx.kube.patch_metadata(
+            BACKEND, meta.namespace, meta.name,
+            {"finalizers": list(finalizers), "resourceVersion": meta.resource_version, "uid": meta.uid})
+        self._ctx.cache.put("InferenceBackend", told)
+
+    async def _drain(self, backend: InferenceBackend) -> float | None:
+        meta, ctx = backend.metadata, self._ctx
+        if FINALIZER not in meta.finalizers:
+            return None
+        asked = datetime.fromisoformat(str(meta.deletion_timestamp))
+        left = ctx.settings.drain_seconds - (now() - asked).total_seconds()
+        if left > 0 and self._named(names.cluster(meta.namespace, meta.name)) and not await self._ending(meta.namespace):
+            await ctx.recorder.tell(about("InferenceBackend", meta), "Draining",
+                                    "routes still name this backend; it ends when they have left it, or soon anyway", now())
+            return min(left + 0.05, 1.0)
+        try:
+            await self._finalizers(backend, tuple(f for f in meta.finalizers if f != FINALIZER))
+        except NotFound:
+            pass
+        except Conflict:
+            fresh = await ctx.kube.find(BACKEND, meta.namespace, meta.name)
+            if fresh is not None and fresh["metadata"].get("uid") == meta.uid:
+                ctx.cache.put("InferenceBackend", fresh)
+                return 0.05
+        return None
+
+    def _named(self, cluster: str) -> bool:
+        made = self._ctx.router.plan
+        return made is not None and any(
+            cluster == arm.cluster for arm in made.arms.values()
+        )
+
+    async def _ending(self, namespace: str) -> bool:
+        found = await self._ctx.kube.find(NAMESPACE, None, namespace)
+        return found is None or bool(found["metadata"].get("deletionTimestamp"))
+
+    async def _apply(self, backend: InferenceBackend) -> Problem | None:
+        """Applies all objects where something differs from what was applied last."""
+        ctx, name = self._ctx, (backend.metadata.namespace, backend.metadata.name)
+        running = ctx.cache.deployments.get((name[0], names.child(name[1])))
+        ours = running if running is not None and running.owner_uid == backend.metadata.uid else None
+        manifests = plan.children(backend, ctx.settings.defaults, image=ours.image if ours else None)
+        digest = hashlib.sha256(json.dumps(manifests, sort_keys=True).encode()).hexdigest()
+        generation = ours.generation if ours else 0
+        if self._applied.get(name) == (backend.metadata.uid, digest, generation) and ours is not None:
+            return None
+        await ensure_copy(ctx, name[0])
+        for manifest in manifests:
+            foreign = await self._foreign(ctx.kube, manifest, backend.metadata.uid)
+            if foreign is not None:
+                return foreign
+        for manifest in manifests:
+            told = await ctx.kube.apply(manifest)
+            if kind_of(manifest) == DEPLOYMENT:
+                generation = told["metadata"].get("generation", 0)
+                ctx.cache.put("Deployment", told)
+        self._applied[name] = (backend.metadata.uid, digest, generation)
+        return None
+
+    @staticmethod
+    async def _foreign(kube: Kube, manifest: dict[str, Any], uid: str) -> Problem | None:
+        meta = manifest["metadata"]
+        found = await kube.find(kind_of(manifest), meta["namespace"], meta["name"])
+        if found is None:
+            return None
+        owners = found["metadata"].get("ownerReferences") or []
+        if any(o["uid"] == uid for o in owners):
+            return None
+        if any(o.get("kind") == "InferenceBackend" and o.get("name") == manifest["metadata"]["ownerReferences"][0]["name"]
+               for o in owners):
+            return Problem("PredecessorEnding", f"{manifest['kind']} {meta['name']} of a deleted backend of this name is still "
+                           "being collected")
+        return Problem("NameConflict", f"{manifest['kind']} {meta['name']} exists and belongs to somebody else; delete it, or "
+                       "name the backend otherwise", "metadata.name")
+
+    async def _tell(self, backend: InferenceBackend, problem: Problem | None) -> None:
+        ctx, meta = self._ctx, backend.metadata
+        cluster = names.cluster(meta.namespace, meta.name)
+        acked = ctx.ads.acked_clusters()
+        made = ctx.router.plan
+        planned = made.endpoints.get(cluster, ()) if made else ()
+        known = {(e.address, e.port) for e in acked.get(cluster, ())}
+        seen = Seen(
+            pods=ctx.router.pod_states(meta.namespace, meta.name),
+            num_endpoints=sum((p.pod.ip, p.pod.api_port) in known for p in planned),
+            gateway=ctx.ads.num_gateways > 0, acked=cluster in acked, problem=problem,
+        )
+        told = status(backend, seen, stamp())
+        if not changed(backend.status, told):
+            return
+        answer = await ctx.kube.patch_status(BACKEND, meta.namespace, meta.name, wire(told))
+        ctx.cache.put("InferenceBackend", answer)
+        ctx.router.dirty.set()
+        await self._news(backend, told)
+
+    async def _news(self, backend: InferenceBackend, told: InferenceBackendStatus) -> None:
+        for kind in ("Ready", "Stalled"):
+            before, after = find(backend.status.conditions, kind), find(told.conditions, kind)
+            if after is None or (before is not None and (before.status, before.reason) == (after.status, after.reason)):
+                continue
+            if after.status == "True" or (before is not None and before.status == "True" and kind == "Ready"):
+                bad = kind == "Stalled" or after.status == "False"
+                await self._ctx.recorder.tell(about("InferenceBackend", backend.metadata), after.reason, after.message, now(),
+                                              kind="Warning" if bad else "Normal")

@@ -1,0 +1,89 @@
+"""What the reconcilers share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from ..evidence import Collector
+from ..kube import Kube
+from ..kube.events import Recorder
+from ..plan.backend import Defaults
+from ..plan.conditions import Problem
+from ..xds.server import AdsServer
+from .book import Book
+from .cache import Cache, Name
+from .queue import Key, Queue
+from .router import Router
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the installation decides; see ``--help``."""
+
+    namespace: str
+    """The operator's own namespace, which holds the secret shared with gateway and pods."""
+    namespaces: tuple[str, ...]
+    """Watched namespaces; empty: all."""
+    defaults: Defaults
+    resync_seconds: float = 300.0
+    start_seconds: float = 10.0
+    """Longest wait after a start for pods to tell what they are."""
+    drain_seconds: float = 10.0
+    """Longest wait of a deleted backend for routes to leave it."""
+
+
+@dataclass
+class Credentials:
+    """The two secrets between operator, gateway and pods."""
+
+    admin_token: str = field(default="", repr=False)
+    gateway_credential: str = field(default="", repr=False)
+
+    def data(self) -> dict[str, str]:
+        return {"admin-token": self.admin_token, "gateway-credential": self.gateway_credential}
+
+
+@dataclass
+class Context:
+    """Handles of the running operator."""
+
+    settings: Settings
+    kube: Kube
+    recorder: Recorder
+    cache: Cache
+    book: Book
+    collector: Collector
+    ads: AdsServer
+    router: Router
+    queue: Queue
+    credentials: Credentials
+    secrets: dict[Name, Mapping[str, str]] = field(default_factory=dict)
+    """Decoded data of the Secrets that tenants name."""
+    tenant_problems: dict[Name, tuple[Problem, ...]] = field(default_factory=dict)
+
+    def dirty(self, kind: str, name: Name, delay: float = 0.0) -> None:
+        key: Key = (kind, *name)
+        self.queue.add(key, delay)
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+def stamp() -> str:
+    return now().strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def monotonic() -> float:
+    return time.monotonic()
+
+
+def about(kind: str, metadata: Any) -> dict[str, Any]:
+    """The reference that an Event carries."""
+    return {"apiVersion": "sluice.dev/v1alpha1", "kind": kind, "metadata": {
+        "name": metadata.name, "namespace": metadata.namespace, "uid": metadata.uid,
+        "resourceVersion": metadata.resource_version}}

@@ -1,0 +1,77 @@
+"""CacheScopes and Tenants: little to do, but their status tells when an edit is in force everywhere."""
+
+from __future__ import annotations
+
+from ..api import CacheScope, Tenant
+from ..api.cachescope import CacheScopeStatus
+from ..api.tenant import TenantStatus
+from ..kube.client import SCOPE, TENANT
+from ..plan import tenants as plan_tenants
+from ..plan.arms import candidate_arm, stable_arm
+from ..plan.policy_status import simple
+from . import secrets
+from .cache import Broken, Name
+from .context import Context, stamp
+from .statuses import changed, tell_broken, wire
+
+
+class Others:
+    """Reconciles scopes and tenants."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+
+    async def scope(self, name: Name) -> None:
+        ctx, scope = self._ctx, self._ctx.cache.scopes.get(name)
+        if scope is None:
+            return
+        if isinstance(scope, Broken):
+            await tell_broken(ctx, SCOPE, scope)
+            return
+        meta, waiting = scope.metadata, self._scope_waiting(scope)
+        told = CacheScopeStatus(observed_generation=meta.generation, conditions=simple(
+            scope.status.conditions, (), waiting, "every pod that serves a rule with this scope holds this epoch",
+            generation=meta.generation, now=stamp()))
+        if changed(scope.status, told):
+            ctx.cache.put("CacheScope", await ctx.kube.patch_status(SCOPE, *name, wire(told)))
+
+    def _scope_waiting(self, scope: CacheScope) -> str:
+        made = self._ctx.router.plan
+        for entry in self._ctx.book.accepted():
+            if entry.namespace != scope.metadata.namespace:
+                continue
+            for rule in entry.spec.rules:
+                arms = [a for a in (stable_arm(rule), candidate_arm(rule)) if a is not None]
+                if all(a.cache_scope != scope.metadata.name for a in arms):
+                    continue
+                for role in ("stable", "candidate"):
+                    why = made.waiting.get((entry.key, rule.name, role)) if made else "the operator is starting"
+                    if why:
+                        return f"policy {entry.name}, rule {rule.name}: {why}"
+        return "" if self._ctx.router.settled else "the gateway has not acknowledged the routes yet"
+
+    async def tenant(self, name: Name) -> None:
+        ctx, tenant = self._ctx, self._ctx.cache.tenants.get(name)
+        if tenant is None:
+            return
+        if isinstance(tenant, Broken):
+            await tell_broken(ctx, TENANT, tenant)
+            return
+        meta = tenant.metadata
+        waiting = "" if ctx.router.settled else "the gateway has not acknowledged its keys yet"
+        told = TenantStatus(observed_generation=meta.generation, conditions=simple(
+            tenant.status.conditions, ctx.tenant_problems.get(name, ()), waiting, "the gateway knows this tenant",
+            generation=meta.generation, now=stamp()))
+        if changed(tenant.status, told):
+            ctx.cache.put("Tenant", await ctx.kube.patch_status(TENANT, *name, wire(told)))
+
+    async def load_secrets(self) -> None:
+        """Reads what tenants name; news goes to the gateway at once, since it may be a revocation."""
+        wanted = {ref for t in self.tenants() for ref in plan_tenants.referenced_secrets(t)}
+        if await secrets.load(self._ctx, wanted):
+            await self._ctx.router.flush()
+            for name in self._ctx.cache.tenants:
+                self._ctx.dirty("tenant", name)
+
+    def tenants(self) -> list[Tenant]:
+        return [t for t in self._ctx.cache.tenants.values() if isinstance(t, Tenant)]

@@ -1,0 +1,194 @@
+"""Brings pods and gateway to what the plan says, in order: pods hold, then endpoints, then routes, then removal.
+
+Invariant: nothing is pushed before ``open``, that is before lists and pods are known after a start; and what pods hold is
+always a superset of what the gateway's routes may still name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from ..api import CacheScope, InferenceBackend
+from ..evidence import Collector
+from ..plan import names
+from ..plan.arms import CANDIDATE, STABLE, PodConfig
+from ..plan.backend_status import PodState
+from ..plan.routes import Accepted, ArmKey, BackendView, Inputs, Plan, plan
+from ..xds import state as gateway
+from ..xds.server import AdsServer
+from . import metrics
+from .cache import Cache
+
+log = logging.getLogger(__name__)
+_LINGER_S = 10.0
+"""How long pods hold what no route names any more: requests may still be on their way."""
+_PATIENCE_S = 5.0
+"""How long routes wait for the last pods to hold a configuration before those are left behind."""
+_BRIDGE_S = 1.0
+
+
+class Router:
+    """Owns what was last planned and pushed."""
+
+    def __init__(
+        self, cache: Cache, collector: Collector, ads: AdsServer, *, accepted: Callable[[], Iterable[Accepted]],
+        tenants: Callable[[], tuple[gateway.Tenant, ...]], credential: Callable[[], str], in_force: Callable[[], None],
+    ) -> None:
+        self._cache, self._collector, self._ads = cache, collector, ads
+        self._accepted, self._tenants, self._credential, self._in_force = accepted, tenants, credential, in_force
+        self.plan: Plan | None = None
+        self.open = False
+        self.dirty = asyncio.Event()
+        self._pushed: gateway.GatewayState | None = None
+        self._final: gateway.GatewayState | None = None
+        self._known: dict[str, PodConfig] = {}
+        self._needed: dict[tuple[str, str], float] = {}
+        self._waiting_since: dict[ArmKey, float] = {}
+        self._reached: set[tuple[str, gateway.Endpoint]] = set()
+        self._watch: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Plans again whenever something is dirty, and once a second for what only time changes."""
+        while True:
+            try:
+                async with asyncio.timeout(1.0):
+                    await self.dirty.wait()
+            except TimeoutError:
+                if not self._waiting_since and not self._lingering():
+                    continue
+            self.dirty.clear()
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Plans, configures pods, and pushes if open. Never waits for anybody."""
+        now = time.monotonic()
+        overdue = frozenset(k for k, since in self._waiting_since.items() if now - since > _PATIENCE_S)
+        before = self.plan.arms if self.plan and self.open else {}
+        made = plan(replace(self.inputs(), before=before, overdue=overdue))
+        self._waiting_since = {k: self._waiting_since.get(k, now) for k in made.waiting}
+        self.plan = made
+        self._configure(made, now)
+        if self.open and made.state != self._final:
+            await self._push(made.state)
+
+    def inputs(self) -> Inputs:
+        scopes: dict[str, dict[str, object]] = {}
+        for (namespace, name), scope in self._cache.scopes.items():
+            if isinstance(scope, CacheScope):
+                scopes.setdefault(namespace, {})[name] = scope.spec
+        backends = {
+            names.cluster(*name): BackendView(
+                pods=self.pod_states(*name), digest=b.status.identity.digest if b.status.identity else "",
+                fitness=b.spec.fitness)
+            for name, b in self._cache.backends.items() if isinstance(b, InferenceBackend)
+        }
+        return Inputs(
+            policies=tuple(self._accepted()), backends=backends, scopes=scopes,  # type: ignore[arg-type]
+            tenants=self._tenants(), credential=self._credential(),
+        )
+
+    def pod_states(self, namespace: str, backend: str) -> tuple[PodState, ...]:
+        return tuple(PodState(p, self._collector.view(p)) for p in self._cache.backend_pods(namespace, backend))
+
+    def reached(self, cluster: str) -> int:
+        """Endpoints of ``cluster`` that the gateway has, or had and is merely reconnecting."""
+        if self.plan is None:
+            return 0
+        acked = self._ads.acked_clusters().get(cluster, frozenset())
+        ours = {_endpoint(p) for p in self.plan.endpoints.get(cluster, ())}
+        self._reached = {(c, e) for c, e in self._reached if c != cluster or e in ours}
+        self._reached |= {(cluster, e) for e in acked & ours}
+        return len({e for c, e in self._reached if c == cluster})
+
+    def acked(self, cluster: str) -> bool:
+        return cluster in self._ads.acked_clusters()
+
+    @property
+    def settled(self) -> bool:
+        """Whether the final state was pushed and every gateway has it."""
+        return self._settled and self._ads.num_gateways > 0
+
+    _settled = False
+
+    def _configure(self, made: Plan, now: float) -> None:
+        for configs in made.configs.values():
+            self._known.update(configs)
+        for cluster, configs in made.configs.items():
+            self._needed.update({(cluster, version): now for version in configs})
+        for (policy, rule, _), arm in made.arms.items():
+            for cluster in (arm.cluster, *_fallbacks(made.state, policy, rule)):
+                if arm.config in self._known:
+                    self._needed[(cluster, arm.config)] = now
+        self._needed = {k: at for k, at in self._needed.items() if now - at < _LINGER_S}
+        held: dict[str, dict[str, PodConfig]] = {}
+        for cluster, version in self._needed:
+            held.setdefault(cluster, {})[version] = self._known[version]
+        self._known = {v: c for v, c in self._known.items() if any(v == needed for _, needed in self._needed)}
+        for cluster in made.endpoints:
+            for state in self.pod_states(*cluster.split("/", 1)):
+                self._collector.configure(state.pod, held.get(cluster, {}))
+
+    def _lingering(self) -> bool:
+        return self.plan is not None and any(
+            version not in self.plan.configs.get(cluster, {}) for cluster, version in self._needed)
+
+    async def _push(self, state: gateway.GatewayState) -> None:
+        """Pushes; where a candidate becomes stable, first routes in which it is both, or weights would dip."""
+        self._final, self._settled = state, False
+        bridge = _bridge(self._pushed, state)
+        await self._send(bridge or state)
+        if self._watch is not None:
+            self._watch.cancel()
+        self._watch = asyncio.create_task(self._until_in_force(state if bridge is not None else None))
+
+    async def _send(self, state: gateway.GatewayState) -> None:
+        self._pushed = state
+        metrics.PUSHES.inc()
+        await self._ads.push(state)
+
+    async def _until_in_force(self, then: gateway.GatewayState | None) -> None:
+        if then is not None:
+            await self._ads.wait_in_force(_BRIDGE_S)
+            await self._send(then)
+        while not (await self._ads.wait_in_force(5.0)).ok:
+            self._in_force()
+        self._settled = True
+        self._in_force()
+
+
+def _endpoint(state: PodState) -> gateway.Endpoint:
+    return gateway.Endpoint(state.pod.ip, state.pod.api_port)
+
+
+def _fallbacks(state: gateway.GatewayState, policy: str, rule: str) -> tuple[str, ...]:
+    return next((r.fallbacks for p in state.policies if p.name == policy for r in p.rules if r.name == rule), ())
+
+
+def _bridge(before: gateway.GatewayState | None, after: gateway.GatewayState) -> gateway.GatewayState | None:
+    """``after`` with each candidate that turns stable still at its weight; None where there is none."""
+    if before is None:
+        return None
+    old = _candidates(before)
+    bridged = False
+    policies = []
+    for policy in after.policies:
+        rules = []
+        for rule in policy.rules:
+            was = old.get((policy.name, rule.name))
+            if was is not None and rule.candidate is None and rule.stable == was.candidate and was.weight > 0:
+                rule = replace(rule, candidate=was.candidate, attempt=was.attempt, weight=was.weight)
+                bridged = True
+            rules.append(rule)
+        policies.append(replace(policy, rules=tuple(rules)))
+    return replace(after, policies=tuple(policies)) if bridged else None
+
+
+def _candidates(state: gateway.GatewayState) -> Mapping[tuple[str, str], gateway.Rule]:
+    return {(p.name, r.name): r for p in state.policies for r in p.rules if r.candidate is not None}
+
+
+__all__ = ["CANDIDATE", "STABLE", "Router"]

@@ -1,0 +1,164 @@
+"""The long-lived stream from one pod's admin port, and the configurations that the pod shall hold.
+
+Invariant: what is known of a pod is known of the process that runs now: a new boot, or a restart while nobody was
+listening, makes it unknown until the pod has told again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import aiohttp
+
+from ..plan.observed import PodView, StreamView
+
+log = logging.getLogger(__name__)
+_SILENCE_S = 5.0
+_BACKOFF_S = (0.1, 2.0)
+_MAX_LINE = 1 << 20
+
+
+class PodStream:
+    """One pod. ``on_line`` gets records and heartbeats, ``on_change`` is called when what is known of the pod changes."""
+
+    def __init__(
+        self, pod: PodView, session: aiohttp.ClientSession, token: Callable[[], str], *,
+        on_line: Callable[[PodView, Mapping[str, Any]], None], on_change: Callable[[PodView], None],
+        on_gap: Callable[[PodView, int], None],
+    ) -> None:
+        self.pod = pod
+        self._session = session
+        self._token = token
+        self._on_line, self._on_change, self._on_gap = on_line, on_change, on_gap
+        self._connected = False
+        self._identity = ""
+        self._versions: frozenset[str] = frozenset()
+        self._rejected: dict[str, str] = {}
+        self._boot, self._seq = "", 0
+        self._restarts = pod.restarts
+        self._configs: Mapping[str, Mapping[str, Any]] | None = None
+        self._wake = asyncio.Event()
+
+    @property
+    def view(self) -> StreamView:
+        if self._connected:
+            self._restarts = self.pod.restarts
+        elif self.pod.restarts != self._restarts:
+            return StreamView()
+        return StreamView(self._connected, self._identity, self._versions, dict(self._rejected))
+
+    def configure(self, configs: Mapping[str, Mapping[str, Any]]) -> None:
+        """What the pod shall hold from now on, by version."""
+        if self._configs is None or self._configs.keys() != configs.keys():
+            self._configs = dict(configs)
+            self._wake.set()
+
+    def _url(self, path: str) -> str:
+        host = f"[{self.pod.ip}]" if ":" in self.pod.ip else self.pod.ip
+        return f"http://{host}:{self.pod.admin_port}{path}"
+
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self._token()}"}
+
+    async def run(self) -> None:
+        """Listens and configures until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._listen())
+            group.create_task(self._configure())
+
+    async def _listen(self) -> None:
+        delay = _BACKOFF_S[0]
+        while True:
+            try:
+                await self._read()
+                delay = _BACKOFF_S[0]
+            except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
+                if self._connected:
+                    log.info("lost a pod's stream", extra={"pod": self.pod.name, "error": f"{type(error).__name__}: {error}"})
+                    delay = _BACKOFF_S[0]
+            if self._connected:
+                self._connected = False
+                self._on_change(self.pod)
+            await asyncio.sleep(delay)
+            delay = min(delay * 1.5, _BACKOFF_S[1])
+
+    async def _read(self) -> None:
+        timeout = aiohttp.ClientTimeout(total=None, connect=3.0, sock_read=_SILENCE_S)
+        query = {"since": str(self._seq), "boot": self._boot} if self._boot else {}
+        async with self._session.get(
+            self._url("/v1/stream"), headers=self._headers(), params=query, timeout=timeout, max_line_size=_MAX_LINE
+        ) as answer:
+            if answer.status != 200:
+                raise aiohttp.ClientError(f"HTTP {answer.status}")
+            buffer = b""
+            async for chunk in answer.content.iter_any():
+                *lines, buffer = (buffer + chunk).split(b"\n")
+                if len(buffer) > _MAX_LINE:
+                    raise ValueError("a line without end")
+                for line in filter(None, lines):
+                    self._take(json.loads(line))
+
+    def _take(self, line: Mapping[str, Any]) -> None:
+        kind = line["type"]
+        if kind == "hello":
+            self._hello(line)
+        elif kind == "heartbeat":
+            self._hold(frozenset(line["versions"]))
+        elif kind == "record":
+            self._seq = line["seq"]
+        self._on_line(self.pod, line)
+
+    def _hello(self, line: Mapping[str, Any]) -> None:
+        if line["boot"] == self._boot:
+            lost = line["oldest"] - self._seq - 1
+        else:
+            lost, self._seq = (0 if not self._boot else 1), 0
+            self._rejected = {}
+        self._boot = line["boot"]
+        if lost > 0:
+            self._on_gap(self.pod, lost)
+        self._connected, self._identity = True, line["identity"]
+        self._versions = frozenset(line["versions"])
+        self._restarts = self.pod.restarts
+        self._wake.set()
+        self._on_change(self.pod)
+
+    def _hold(self, versions: frozenset[str]) -> None:
+        if versions != self._versions:
+            self._versions = versions
+            self._wake.set()
+            self._on_change(self.pod)
+
+    async def _configure(self) -> None:
+        delay = _BACKOFF_S[0]
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            wanted = self._configs
+            if wanted is None or not self._connected or self._versions == wanted.keys() - self._rejected.keys():
+                continue
+            try:
+                await self._put(wanted)
+                delay = _BACKOFF_S[0]
+            except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
+                log.info("a pod did not take its configuration",
+                         extra={"pod": self.pod.name, "error": f"{type(error).__name__}: {error}"})
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, _BACKOFF_S[1])
+                self._wake.set()
+
+    async def _put(self, wanted: Mapping[str, Mapping[str, Any]]) -> None:
+        async with self._session.put(
+            self._url("/v1/configs"), json={"configs": list(wanted.values())}, headers=self._headers(),
+            timeout=aiohttp.ClientTimeout(total=5.0),
+        ) as answer:
+            if answer.status != 200:
+                raise aiohttp.ClientError(f"HTTP {answer.status}: {(await answer.text())[:200]}")
+            told = await answer.json()
+        self._rejected = {r["version"]: f"{r['field']}: {r['message']}" for r in told["rejected"]}
+        self._versions = frozenset(told["versions"])
+        self._on_change(self.pod)

@@ -1,0 +1,308 @@
+"""An InferenceBackend as the objects that run it: Deployment, headless Service, ConfigMap and PodDisruptionBudget.
+
+Invariant: the pod template depends only on what is immutable in the spec (and on scheduling), so an edit of replicas,
+cost or card never restarts a pod. ``image`` is what the Deployment already runs, where there is one: a new default
+image of the operator is no reason to change what answers.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from ..api.backend import InferenceBackend, ModelSource, UpdateStrategy
+from ..api.common import API_VERSION
+from . import names
+from .conditions import Problem
+from .observed import ADMIN_PORT, API_PORT
+from .quantity import num_bytes, parse
+
+RUNTIME_USER = 65532
+MODEL_DIR = "/models/model"
+CONTAINER = "runtime"
+_CONFIG_DIR = "/etc/sluice"
+_HF_CACHE = "/cache/huggingface"
+
+Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What the operator's installation decides."""
+
+    image: str
+    runtime_secret: str = names.RUNTIME_SECRET
+    image_pull_policy: str = "IfNotPresent"
+
+
+def problems(backend: InferenceBackend) -> tuple[Problem, ...]:
+    """What one object can get wrong beyond its schema; each names its field."""
+    spec, found = backend.spec, []
+    if len(backend.metadata.name) > 63:
+        found.append(Problem("InvalidSpec", "longer than 63 characters; routes could not name it", "metadata.name"))
+    sources = [s for s in ("huggingFace", "persistentVolumeClaim", "image", "hostPath") if _source(spec.model, s)]
+    if len(sources) != 1:
+        told = ", ".join(sources) or "none"
+        found.append(Problem("InvalidSpec", f"exactly one source is needed, given: {told}", "spec.model"))
+    quantities = {
+        "spec.engine.kvCacheMemory": spec.engine.kv_cache_memory,
+        "spec.scheduling.sharedMemory": spec.scheduling.shared_memory,
+        "spec.resources.requests.memory": spec.resources.requests.memory,
+        "spec.resources.limits.memory": spec.resources.limits.memory,
+    }
+    for field, text in quantities.items():
+        try:
+            if text is not None and num_bytes(text) <= 0:
+                found.append(Problem("InvalidSpec", "must be more than zero", field))
+        except ValueError as error:
+            found.append(Problem("InvalidSpec", str(error), field))
+    found.extend(_limit_problems(backend))
+    for where, path in (("persistentVolumeClaim", spec.model.persistent_volume_claim), ("hostPath", spec.model.host_path)):
+        if path is not None and ".." in path.path.split("/"):
+            found.append(Problem("InvalidSpec", "must not contain '..'", f"spec.model.{where}.path"))
+    return tuple(found)
+
+
+def _limit_problems(backend: InferenceBackend) -> list[Problem]:
+    resources, found = backend.spec.resources, []
+    for kind in ("cpu", "memory"):
+        request, limit = getattr(resources.requests, kind), getattr(resources.limits, kind)
+        try:
+            if request and limit and parse(request) > parse(limit):
+                found.append(Problem("InvalidSpec", f"{request} is more than the limit {limit}",
+                                     f"spec.resources.requests.{kind}"))
+        except ValueError as error:
+            found.append(Problem("InvalidSpec", str(error), f"spec.resources.*.{kind}"))
+    return found
+
+
+def _source(model: ModelSource, name: str) -> object:
+    return {
+        "huggingFace": model.hugging_face, "persistentVolumeClaim": model.persistent_volume_claim,
+        "image": model.image, "hostPath": model.host_path,
+    }[name]
+
+
+def replaces_in_place(backend: InferenceBackend) -> bool:
+    """Whether an old pod ends before a new one starts: with accelerators a surge pod would stay Pending for ever."""
+    strategy = backend.spec.update_strategy
+    return strategy is UpdateStrategy.REPLACE or (strategy is UpdateStrategy.AUTO and backend.spec.accelerator is not None)
+
+
+def selector(backend: InferenceBackend) -> dict[str, str]:
+    return {names.BACKEND_LABEL: names.label(backend.metadata.name)}
+
+
+def selector_text(backend: InferenceBackend) -> str:
+    return ",".join(f"{k}={v}" for k, v in selector(backend).items())
+
+
+def backend_json(backend: InferenceBackend) -> dict[str, Any]:
+    """What the pod finds in /etc/sluice/backend.json; see docs/contracts/backend.schema.json."""
+    engine, source = backend.spec.engine, backend.spec.model
+    model: dict[str, Any]
+    if source.hugging_face is not None:
+        model = {"repo": source.hugging_face.repo, "revision": source.hugging_face.revision}
+    else:
+        model = {"path": MODEL_DIR}
+    if source.gguf_file is not None:
+        model["file"] = source.gguf_file
+    settings = {
+        "dtype": engine.dtype.value, "quantization": engine.quantization.value, "maxModelLen": engine.max_model_len,
+        "maxNumSeqs": engine.max_num_seqs, "maxBatchTokens": engine.max_batch_tokens, "blockSize": engine.block_size,
+        "kvCacheBytes": num_bytes(engine.kv_cache_memory), "maxQueue": engine.max_queue,
+    }
+    if engine.num_threads is not None:
+        settings["numThreads"] = engine.num_threads
+    return {
+        "name": names.cluster(backend.metadata.namespace, backend.metadata.name), "model": model, "engine": settings,
+    }
+
+
+def children(backend: InferenceBackend, defaults: Defaults, *, image: str | None = None) -> tuple[Manifest, ...]:
+    """All objects of a valid backend, in the order in which they are to be applied."""
+    config = json.dumps(backend_json(backend), indent=1, sort_keys=True)
+    return (
+        _object(backend, "v1", "ConfigMap", data={"backend.json": config}),
+        _object(backend, "v1", "Service", spec=_service_spec(backend)),
+        _object(backend, "policy/v1", "PodDisruptionBudget",
+                spec={"maxUnavailable": 1, "selector": {"matchLabels": selector(backend)}}),
+        _object(backend, "apps/v1", "Deployment", spec=_deployment_spec(backend, defaults, image, config)),
+    )
+
+
+def _labels(backend: InferenceBackend) -> dict[str, str]:
+    return {
+        **selector(backend), "app.kubernetes.io/name": "sluice-runtime", "app.kubernetes.io/component": "runtime",
+        "app.kubernetes.io/instance": names.label(backend.metadata.name), "app.kubernetes.io/managed-by": "sluice",
+        "app.kubernetes.io/part-of": "sluice",
+    }
+
+
+def owner_reference(kind: str, name: str, uid: str) -> dict[str, Any]:
+    return {"apiVersion": API_VERSION, "kind": kind, "name": name, "uid": uid, "controller": True,
+            "blockOwnerDeletion": True}
+
+
+def _object(backend: InferenceBackend, api_version: str, kind: str, **content: Any) -> Manifest:
+    meta = backend.metadata
+    return {
+        "apiVersion": api_version, "kind": kind,
+        "metadata": {
+            "name": names.child(meta.name), "namespace": meta.namespace, "labels": _labels(backend),
+            "ownerReferences": [owner_reference("InferenceBackend", meta.name, meta.uid)],
+        },
+        **content,
+    }
+
+
+def _service_spec(backend: InferenceBackend) -> dict[str, Any]:
+    return {
+        "clusterIP": "None", "selector": selector(backend),
+        "ports": [{"name": "api", "port": API_PORT, "targetPort": "api", "protocol": "TCP"},
+                  {"name": "admin", "port": ADMIN_PORT, "targetPort": "admin", "protocol": "TCP"}],
+    }
+
+
+def _deployment_spec(backend: InferenceBackend, defaults: Defaults, image: str | None, config: str) -> dict[str, Any]:
+    return {
+        "replicas": backend.spec.replicas, "selector": {"matchLabels": selector(backend)}, "revisionHistoryLimit": 1,
+        "progressDeadlineSeconds": 3600, "strategy": _strategy(backend),
+        "template": {
+            "metadata": {"labels": _labels(backend), "annotations": {"sluice.dev/config-digest": names.digest(config, 16)}},
+            "spec": _pod_spec(backend, defaults, image or backend.spec.image or defaults.image),
+        },
+    }
+
+
+def _strategy(backend: InferenceBackend) -> dict[str, Any]:
+    if not replaces_in_place(backend):
+        return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+    if backend.spec.replicas <= 1:
+        return {"type": "Recreate"}
+    return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
+
+
+def _pod_spec(backend: InferenceBackend, defaults: Defaults, image: str) -> dict[str, Any]:
+    spec, scheduling = backend.spec, backend.spec.scheduling
+    volumes, mounts = _volumes(backend, defaults)
+    pod: dict[str, Any] = {
+        "automountServiceAccountToken": False, "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": spec.termination_grace_period_seconds,
+        "securityContext": {
+            "runAsNonRoot": True, "runAsUser": RUNTIME_USER, "runAsGroup": RUNTIME_USER, "fsGroup": RUNTIME_USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_container(backend, defaults, image, mounts)], "volumes": volumes,
+    }
+    if spec.model.image is not None:
+        pod["initContainers"] = [_copy_model(spec.model.image.reference, spec.model.image.path)]
+    optional = {
+        "nodeSelector": scheduling.node_selector, "tolerations": scheduling.tolerations,
+        "runtimeClassName": scheduling.runtime_class_name, "priorityClassName": scheduling.priority_class_name,
+    }
+    return pod | {key: value for key, value in optional.items() if value}
+
+
+def _container_security() -> dict[str, Any]:
+    return {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+
+
+def _container(backend: InferenceBackend, defaults: Defaults, image: str, mounts: list[dict[str, Any]]) -> dict[str, Any]:
+    container: dict[str, Any] = {
+        "name": CONTAINER, "image": image, "imagePullPolicy": defaults.image_pull_policy,
+        "ports": [{"name": "api", "containerPort": API_PORT, "protocol": "TCP"},
+                  {"name": "admin", "containerPort": ADMIN_PORT, "protocol": "TCP"}],
+        "env": _environment(backend), "resources": _resources(backend), "volumeMounts": mounts,
+        "securityContext": _container_security(),
+        # Half an hour to download and load; from then on liveness asks the engine loop.
+        "startupProbe": _probe("/healthz", period=2, timeout=5, failures=900),
+        "livenessProbe": _probe("/healthz", period=10, timeout=5, failures=6),
+        "readinessProbe": _probe("/readyz", period=1, timeout=3, failures=3),
+        # The endpoint leaves the gateway before the process is told to stop.
+        "lifecycle": {"preStop": {"sleep": {"seconds": 2}}},
+    }
+    if backend.spec.args:
+        container["args"] = list(backend.spec.args)
+        if backend.spec.args[0] == "-m":
+            # Python's own options, whatever module the image would start by itself.
+            container["command"] = ["python"]
+    return container
+
+
+def _probe(path: str, *, period: int, timeout: int, failures: int) -> dict[str, Any]:
+    return {"httpGet": {"path": path, "port": "api", "scheme": "HTTP"}, "periodSeconds": period,
+            "timeoutSeconds": timeout, "failureThreshold": failures}
+
+
+def _environment(backend: InferenceBackend) -> list[dict[str, str]]:
+    env = {"HOME": "/tmp", "HF_HOME": _HF_CACHE, "TMPDIR": "/tmp"}  # noqa: S108 (an emptyDir of the pod)
+    source = backend.spec.model.hugging_face
+    if source is None:
+        env["HF_HUB_OFFLINE"] = "1"
+    elif source.token_secret is not None:
+        env["HF_TOKEN_PATH"] = f"{_CONFIG_DIR}/huggingface/token"
+    return [{"name": key, "value": value} for key, value in env.items()]
+
+
+def _resources(backend: InferenceBackend) -> dict[str, Any]:
+    given = backend.spec.resources
+    requests = given.requests.model_dump(exclude_none=True)
+    limits = given.limits.model_dump(exclude_none=True)
+    if backend.spec.accelerator is not None:
+        # Extended resources can't be overcommitted: request and limit are equal.
+        count = str(backend.spec.accelerator.count)
+        requests[backend.spec.accelerator.resource] = limits[backend.spec.accelerator.resource] = count
+    return {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
+
+
+def _volumes(backend: InferenceBackend, defaults: Defaults) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Volumes of the pod and mounts of the runtime container."""
+    scheduling = backend.spec.scheduling
+    volumes: list[dict[str, Any]] = [
+        {"name": "config", "configMap": {"name": names.child(backend.metadata.name), "defaultMode": 0o444}},
+        {"name": "secrets", "secret": {"secretName": defaults.runtime_secret, "defaultMode": 0o440}},
+        {"name": "tmp", "emptyDir": {}},
+    ]
+    mounts: list[dict[str, Any]] = [
+        {"name": "config", "mountPath": f"{_CONFIG_DIR}/backend.json", "subPath": "backend.json", "readOnly": True},
+        {"name": "secrets", "mountPath": f"{_CONFIG_DIR}/secrets", "readOnly": True},
+        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
+    ]
+    if scheduling.shared_memory is not None or backend.spec.accelerator is not None:
+        shm: dict[str, Any] = {"medium": "Memory"}
+        if scheduling.shared_memory is not None:
+            shm["sizeLimit"] = scheduling.shared_memory
+        volumes.append({"name": "shm", "emptyDir": shm})
+        mounts.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108
+    model_volumes, model_mounts = _model_volumes(backend.spec.model)
+    return volumes + model_volumes, mounts + model_mounts
+
+
+def _model_volumes(model: ModelSource) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    mount: dict[str, Any] = {"name": "model", "mountPath": MODEL_DIR, "readOnly": True}
+    if model.host_path is not None:
+        return [{"name": "model", "hostPath": {"path": model.host_path.path, "type": "Directory"}}], [mount]
+    if model.persistent_volume_claim is not None:
+        claim = model.persistent_volume_claim
+        if claim.path:
+            mount["subPath"] = claim.path
+        return [{"name": "model", "persistentVolumeClaim": {"claimName": claim.claim_name, "readOnly": True}}], [mount]
+    if model.image is not None:
+        return [{"name": "model", "emptyDir": {}}], [mount]
+    volumes: list[dict[str, Any]] = [{"name": "model", "emptyDir": {}}]
+    mounts: list[dict[str, Any]] = [{"name": "model", "mountPath": _HF_CACHE}]
+    if model.hugging_face is not None and model.hugging_face.token_secret is not None:
+        secret = model.hugging_face.token_secret
+        volumes.append({"name": "token", "secret": {
+            "secretName": secret.name, "defaultMode": 0o440, "items": [{"key": secret.key, "path": "token"}]}})
+        mounts.append({"name": "token", "mountPath": f"{_CONFIG_DIR}/huggingface", "readOnly": True})
+    return volumes, mounts
+
+
+def _copy_model(reference: str, path: str) -> dict[str, Any]:
+    return {
+        "name": "model", "image": reference, "command": ["cp", "-rL", f"{path.rstrip('/')}/.", MODEL_DIR],
+        "volumeMounts": [{"name": "model", "mountPath": MODEL_DIR}], "securityContext": _container_security(),
+    }

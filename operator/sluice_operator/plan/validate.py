@@ -1,0 +1,217 @@
+"""What a RoutePolicy can get wrong beyond its schema: each problem is typed and names the field.
+
+A policy with problems is not accepted and the last accepted spec stays in force. Invariant: what passes here can be
+pushed to the gateway and to pods without being refused there, and no rule can send a backend what it is not fit for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import jsonschema
+import re2
+
+from ..api.backend import Fitness
+from ..api.routepolicy import Check, RoutePolicySpec, Rule
+from .arms import candidate_arm, stable_arm
+from .conditions import Problem
+from .fitness import complaint
+
+_MAX_SCHEMA_BYTES = 64 * 1024
+_MAX_PATTERN_MEMORY = 1 << 20
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a policy refers to, in its own namespace, and who else publishes models."""
+
+    backends: Mapping[str, Fitness] = field(default_factory=dict)
+    scopes: frozenset[str] = frozenset()
+    tenants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Tasks that each Tenant's callers may claim."""
+    models_taken: Mapping[str, str] = field(default_factory=dict)
+    """Model names that older policies publish, with the policy's namespace/name."""
+
+
+def policy_problems(spec: RoutePolicySpec, around: Surroundings) -> tuple[Problem, ...]:
+    """All problems, in the order of the fields."""
+    return tuple(p for check in _CHECKS for p in check(spec, around))
+
+
+def _model(spec: RoutePolicySpec, around: Surroundings) -> Iterator[Problem]:
+    owner = around.models_taken.get(spec.model)
+    if owner:
+        yield Problem("DuplicateModel", f"model {spec.model!r} is already published by RoutePolicy {owner}, which is older; "
+                      "choose another name or delete that policy", "spec.model")
+
+
+def _names(spec: RoutePolicySpec, around: Surroundings) -> Iterator[Problem]:
+    seen: set[str] = set()
+    for i, rule in enumerate(spec.rules):
+        if rule.name in seen:
+            yield Problem("InvalidSpec", f"rule name {rule.name!r} is used twice", f"spec.rules[{i}].name")
+        seen.add(rule.name)
+
+
+def _targets(spec: RoutePolicySpec, around: Surroundings) -> Iterator[Problem]:
+    for i, rule in enumerate(spec.rules):
+        given = [k for k in ("backend", "service", "refusal") if getattr(rule.target, k) is not None]
+        if len(given) != 1:
+            yield Problem("InvalidSpec", f"exactly one of backend, service and refusal is needed, given: {given or 'none'}",
+                          f"spec.rules[{i}].target")
+        for where, backend in _backends(rule):
+            if backend not in around.backends:
+                yield Problem("BackendNotFound", f"InferenceBackend {backend!r} does not exist in this namespace; create it "
+                              "or correct the name", f"spec.rules[{i}].{where}")
+
+
+def _backends(rule: Rule) -> Iterator[tuple[str, str]]:
+    """Every backend that the rule may send requests to, with the field that says so."""
+    if rule.target.backend is not None:
+        yield "target.backend", rule.target.backend
+    if rule.rollout is not None and rule.rollout.candidate.backend is not None:
+        yield "rollout.candidate.backend", rule.rollout.candidate.backend
+    for j, fallback in enumerate(rule.fallbacks):
+        yield f"fallbacks[{j}].backend", fallback.backend
+
+
+def _scopes(spec: RoutePolicySpec, around: Surroundings) -> Iterator[Problem]:
+    for i, rule in enumerate(spec.rules):
+        named = [("cacheScope", rule.cache_scope)]
+        if rule.rollout is not None:
+            named.append(("rollout.candidate.cacheScope", rule.rollout.candidate.cache_scope))
+        for where, scope in named:
+            if scope is not None and scope not in around.scopes:
+                yield Problem("CacheScopeNotFound", f"CacheScope {scope!r} does not exist in this namespace; create it or "
+                              "correct the name", f"spec.rules[{i}].{where}")
+
+
+def _matches(spec: RoutePolicySpec, around: Surroundings) -> Iterator[Problem]:
+    for i, rule in enumerate(spec.rules):
+        size = rule.match.input_bytes
+        if size is not None and size.max is not None and size.max <= size.min:
+            yield Problem("InvalidSpec", f"max {size.max} must be more than min {size.min}", f"spec.rules[{i}].match.inputBytes")
+        for tenant in rule.match.tenants:
+            if tenant not in around.tenants:
+                yield Problem("TenantNotFound", f"Tenant {tenant!r} does not exist; create it or correct the name",
+                              f"spec.rules[{i}].match.tenants")
+
+
+def _rollouts(spec: RoutePolicySpec, around: Surroundings) -> Iterator[Problem]:
+    for i, rule in enumerate(spec.rules):
+        if rule.rollout is None:
+            continue
+        at = f"spec.rules[{i}].rollout"
+        weights = [s.weight for s in rule.rollout.steps]
+        for j, (earlier, later) in enumerate(zip(weights, weights[1:], strict=False)):
+            if later <= earlier:
+                yield Problem("InvalidSpec", f"weight {later} does not exceed that of the step before, {earlier}; weights ascend",
+                              f"{at}.steps[{j + 1}].weight")
+        if not 0 < float(rule.rollout.alpha) < 1:
+            yield Problem("InvalidSpec", f"{rule.rollout.alpha} must lie between 0 and 1", f"{at}.alpha")
+        if rule.target.backend is None:
+            yield Problem("InvalidSpec", "a rollout needs a target with a backend to compare with", at)
+        elif candidate_arm(rule) == stable_arm(rule):
+            yield Problem("InvalidSpec", "differs from the target in nothing, so there is nothing to roll out", f"{at}.candidate")
+        seen: set[tuple[object, ...]] = set()
+        for j, guard in enumerate(rule.rollout.guards):
+            key = (guard.metric, guard.percentile if guard.metric.value != "ErrorRate" else 0)
+            if key in seen:
+                yield Problem("InvalidSpec", "the same metric and percentile are guarded twice", f"{at}.guards[{j}]")
+            seen.add(key)
+
+
+def _sampling(spec: RoutePolicySpec, around: Surroundings) -> Iterator[Problem]:
+    for i, rule in enumerate(spec.rules):
+        given = [("sampling", rule.sampling)]
+        if rule.rollout is not None and rule.rollout.candidate.sampling is not None:
+            given.append(("rollout.candidate.sampling", rule.rollout.candidate.sampling))
+        for where, sampling in given:
+            if sampling.temperature is not None and float(sampling.temperature) > 2:
+                yield Problem("InvalidSpec", f"{sampling.temperature} is more than 2", f"spec.rules[{i}].{where}.temperature")
+            if sampling.top_p is not None and not 0 < float(sampling.top_p) <= 1:
+                yield Problem("InvalidSpec", f"{sampling.top_p} must be more than 0 and at most 1", f"spec.rules[{i}].{where}.topP")
+
+
+def _contracts(spec: RoutePolicySpec, around: Surroundings) -> Iterator[Problem]:
+    for i, rule in enumerate(spec.rules):
+        seen: set[str] = set()
+        for j, check in enumerate(rule.contract.checks):
+            at = f"spec.rules[{i}].contract.checks[{j}]"
+            if check.name in seen:
+                yield Problem("InvalidSpec", f"check name {check.name!r} is used twice", f"{at}.name")
+            seen.add(check.name)
+            yield from _check(check, at)
+
+
+def _check(check: Check, at: str) -> Iterator[Problem]:
+    given = [k for k in ("json_schema", "must_match", "must_not_match") if getattr(check, k) is not None]
+    if len(given) != 1:
+        yield Problem("InvalidSpec", "exactly one of jsonSchema, mustMatch and mustNotMatch is needed", at)
+    if check.json_schema is not None:
+        yield from _schema(check.json_schema, f"{at}.jsonSchema")
+    for where, pattern in (("mustMatch", check.must_match), ("mustNotMatch", check.must_not_match)):
+        if pattern is not None:
+            error = pattern_error(pattern)
+            if error:
+                yield Problem("InvalidPattern", f"{pattern!r} is not an RE2 pattern: {error}", f"{at}.{where}")
+
+
+def pattern_error(pattern: str) -> str:
+    """Why RE2 refuses ``pattern``; empty where it does not."""
+    options = re2.Options()
+    options.max_mem = _MAX_PATTERN_MEMORY
+    options.log_errors = False
+    try:
+        re2.compile(pattern, options)
+    except re2.error as error:
+        told = error.args[0] if error.args else error
+        return told.decode(errors="replace") if isinstance(told, bytes) else str(told)
+    return ""
+
+
+def _schema(schema: dict[str, object], at: str) -> Iterator[Problem]:
+    if len(json.dumps(schema)) > _MAX_SCHEMA_BYTES:
+        yield Problem("InvalidSchema", f"larger than {_MAX_SCHEMA_BYTES} bytes", at)
+        return
+    try:
+        jsonschema.Draft202012Validator.check_schema(schema)
+    except jsonschema.SchemaError as error:
+        where = ".".join(str(p) for p in error.path)
+        yield Problem("InvalidSchema", f"not a JSON schema (2020-12): {where + ': ' if where else ''}{error.message}", at)
+        return
+    for ref in _references(schema):
+        if not ref.startswith("#"):
+            yield Problem("InvalidSchema", f"$ref {ref!r} points outside the schema; nothing is fetched", at)
+
+
+def _references(node: object) -> Iterator[str]:
+    if isinstance(node, dict):
+        for key, value in node.items():
+            if key == "$ref" and isinstance(value, str):
+                yield value
+            yield from _references(value)
+    elif isinstance(node, list):
+        for item in node:
+            yield from _references(item)
+
+
+def _fitness(spec: RoutePolicySpec, around: Surroundings) -> Iterator[Problem]:
+    for i, rule in enumerate(spec.rules):
+        claimable = {t for name, tasks in around.tenants.items()
+                     if not rule.match.tenants or name in rule.match.tenants for t in tasks}
+        for where, backend in _backends(rule):
+            fitness = around.backends.get(backend)
+            told = complaint(rule.match, [r.match for r in spec.rules[:i]], fitness, claimable) if fitness else ""
+            if told:
+                yield Problem(
+                    "UnfitBackend", f"backend {backend!r} is not fit for what this rule takes: {told}",
+                    f"spec.rules[{i}].{where}",
+                )
+
+
+_CHECKS: tuple[Callable[[RoutePolicySpec, Surroundings], Iterator[Problem]], ...] = (
+    _model, _names, _targets, _scopes, _matches, _rollouts, _sampling, _contracts, _fitness,
+)
