@@ -11,15 +11,17 @@ from pathlib import Path
 
 from .common import BIN, CACHE, CODE, SYSROOT, digest, fail, locked, run, step, succeeds
 
-DEBIAN_PACKAGES = """
-containerd runc containernetworking-plugins libseccomp2
-iptables libip4tc2 libip6tc2 libxtables12 libnftnl11 libmnl0 libnfnetlink0 libnetfilter-conntrack3
-buildah golang-github-containers-common golang-github-containers-image libgpgme11 libassuan0 libgpg-error0
-libdevmapper1.02.1 debootstrap
-""".split()
-KUBERNETES_PROGRAMS = (
-    "etcd kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubelet kubectl".split()
-)
+# With the libraries that they need and a small system may lack.
+DEBIAN_PACKAGES = [
+    "containerd", "runc", "containernetworking-plugins", "libseccomp2",
+    "iptables", "libip4tc2", "libip6tc2", "libxtables12", "libnftnl11", "libmnl0",
+    "libnfnetlink0", "libnetfilter-conntrack3",
+    "buildah", "libgpgme11", "libassuan0", "libgpg-error0", "libdevmapper1.02.1",
+    "debootstrap",
+]  # fmt: skip
+KUBERNETES_PROGRAMS = [
+    "etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl",
+]  # fmt: skip
 
 
 def build() -> str:
@@ -43,9 +45,12 @@ def fetch_sysroot() -> None:
     with step("fetching containerd, runc, buildah and iptables from Debian"):
         run("apt-get", *options, "update", env=dict(os.environ))
         run("apt-get", *options, "download", *DEBIAN_PACKAGES, cwd=apt / "debs", env=dict(os.environ))
-        shutil.rmtree(SYSROOT, ignore_errors=True)
+        fresh = SYSROOT.with_name("sysroot.new")
+        shutil.rmtree(fresh, ignore_errors=True)
         for package in (apt / "debs").glob("*.deb"):
-            run("dpkg", "-x", package, SYSROOT)
+            run("dpkg", "-x", package, fresh)
+        shutil.rmtree(SYSROOT, ignore_errors=True)
+        fresh.rename(SYSROOT)
         choose_iptables()
         shutil.rmtree(apt)
     stamp.write_text(key)
@@ -75,7 +80,8 @@ def build_binaries() -> str:
         if not shutil.which("go"):
             fail("Go is needed to build Kubernetes: install Go 1.26 or later")
         folder.mkdir(parents=True, exist_ok=True)
-        kubernetes, helm = module_version("hyper", "k8s.io/kubernetes"), module_version("tools", "helm.sh/helm/v3")
+        kubernetes = module_version("hyper", "k8s.io/kubernetes")
+        helm = module_version("tools", "helm.sh/helm/v3")
         major, minor, _ = kubernetes.lstrip("v").split(".")
         version = "k8s.io/component-base/version"
         with step(f"building Kubernetes {kubernetes} (about 12 minutes on 2 cores, once)"):
@@ -102,7 +108,8 @@ def go_build(module: str, target: Path, package: str, flags: str = "") -> None:
         "GOPATH": str(go), "GOMODCACHE": str(go / "mod"), "GOCACHE": str(go / "build"),
         "GOTELEMETRY": "off", "GOFLAGS": "-mod=readonly -buildvcs=false -modcacherw", "CGO_ENABLED": "0",
     }  # fmt: skip
-    command = ["nice", "-n", "5", "go", "build", "-trimpath", "-ldflags", f"-s -w {flags}", "-o", target, package]
+    options = ["-trimpath", "-ldflags", f"-s -w {flags}", "-o", str(target)]
+    command = ["nice", "-n", "5", "go", "build", *options, package]
     run(*command, cwd=CODE / module, env=env, log=f"build-{target.name}.log")
 
 

@@ -41,13 +41,23 @@ def tool_env() -> dict[str, str]:
         "PATH": ":".join(path),
         "LD_LIBRARY_PATH": ":".join(libraries),
         "XTABLES_LIBDIR": f"{libraries[0]}/xtables" if libraries else "",
+        "XTABLES_LOCKFILE": str(CACHE / ".xtables.lock"),
         "DEBOOTSTRAP_DIR": str(SYSROOT / "usr/share/debootstrap"),
         "KUBECONFIG": str(KUBECONFIG),
     }
 
 
+def linker_cache() -> Path:
+    """To be mounted over the machine's: runc and buildah start themselves anew without LD_LIBRARY_PATH."""
+    config, cache = CACHE / "ld.so.conf", CACHE / "ld.so.cache"
+    folders = [str(path) for path in sorted((SYSROOT / "usr/lib").glob("*-linux-gnu*"))]
+    config.write_text("\n".join(["include /etc/ld.so.conf", *folders, ""]))
+    run("ldconfig", "-X", "-f", config, "-C", cache)
+    return cache
+
+
 def run(*command: str | Path, log: str = "", **options: object) -> str:
-    """Runs a command to its end and returns what it printed; a failure ends the program with its last lines."""
+    """Runs a command and returns what it printed. Its failure ends the program with its last lines."""
     words = [str(word) for word in command]
     env = options.pop("env", None) or tool_env()
     done = subprocess.run(  # type: ignore[call-overload]

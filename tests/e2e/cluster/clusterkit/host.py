@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
-from .common import STATE, run, succeeds, tool_env
+from .common import STATE, run, succeeds
 from .pki import API_PORT, NODE_IP
 
 CGROUP = "sluice"
@@ -21,10 +20,10 @@ SAVED = STATE / "host-settings.json"
 
 OUR_SYSCTLS = {"net/ipv4/ip_forward": "1", "net/bridge/bridge-nf-call-iptables": "1"}
 # kubelet and kube-proxy set these by themselves.
-THEIR_SYSCTLS = (
-    "net/ipv4/conf/all/route_localnet vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops"
-    " kernel/keys/root_maxkeys kernel/keys/root_maxbytes"
-).split()
+THEIR_SYSCTLS = [
+    "net/ipv4/conf/all/route_localnet", "vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic",
+    "kernel/panic_on_oops", "kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes",
+]  # fmt: skip
 # Mount points that the programs want and a machine without containerd lacks.
 MOUNT_POINTS = [Path("/run/containerd")]
 
@@ -51,7 +50,8 @@ def sysctl(name: str) -> Path:
 
 
 def prepare() -> None:
-    before = {name: sysctl(name).read_text().strip() for name in [*OUR_SYSCTLS, *THEIR_SYSCTLS] if sysctl(name).exists()}
+    known = [name for name in [*OUR_SYSCTLS, *THEIR_SYSCTLS] if sysctl(name).exists()]
+    before = {name: sysctl(name).read_text().strip() for name in known}
     made = [str(path) for path in MOUNT_POINTS if not path.exists()]
     SAVED.write_text(json.dumps({"sysctls": before, "made": made}, indent=1))
     for path in made:
@@ -105,6 +105,5 @@ def remove_chains(family: str) -> None:
         leading = [rule for rule in rules if set(rule.split()) & set(chains)]
         if chains:
             script = [f"*{table}", *(rule.replace("-A", "-D", 1) for rule in leading)]
-            script += [f"-F {chain}" for chain in chains] + [f"-X {chain}" for chain in chains] + ["COMMIT", ""]
-            subprocess.run([f"{family}-restore", "--noflush"], input="\n".join(script), text=True,
-                           env=tool_env(), check=True)  # fmt: skip
+            script += [f"-F {chain}" for chain in chains] + [f"-X {chain}" for chain in chains]
+            run(f"{family}-restore", "--noflush", input="\n".join([*script, "COMMIT", ""]))

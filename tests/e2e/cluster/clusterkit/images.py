@@ -15,7 +15,7 @@ import subprocess
 import tarfile
 from pathlib import Path
 
-from .common import BIN, CACHE, REPO, STATE, SYSROOT, digest, fail, locked, run, step, tool_env
+from .common import BIN, CACHE, REPO, STATE, SYSROOT, digest, fail, linker_cache, locked, run, step, tool_env
 
 PREFIX = "sluice.dev"
 NAMES = ("operator", "gateway", "runtime")
@@ -45,7 +45,7 @@ def images_env(registry: str = PREFIX) -> dict[str, str]:
 
 
 def buildah(*arguments: str | Path, log: str = "") -> str:
-    """buildah keeps all its state below the cache; what it can't be told by a file, it is by a private mount."""
+    """Runs buildah with all its state below the cache; what it can't be told is mounted privately."""
     config = CACHE / "buildah"
     WORK.joinpath("buildah-cache").mkdir(parents=True, exist_ok=True)
     config.mkdir(parents=True, exist_ok=True)
@@ -66,11 +66,11 @@ def buildah(*arguments: str | Path, log: str = "") -> str:
         "TMPDIR": str(WORK),
     }
     (config / "var-lib").mkdir(exist_ok=True)
-    private = f'mount --bind "{config}/var-lib" /var/lib && exec "$@"'
+    mounts = f"mount -nB {linker_cache()} /etc/ld.so.cache && mount -nB {config}/var-lib /var/lib"
     if arguments[0] in ("bud", "push"):
         arguments = (arguments[0], "--signature-policy", config / "policy.json", *arguments[1:])
-    command = ["unshare", "--mount", "sh", "-c", private, "sh", SYSROOT / "usr/bin/buildah", *arguments]
-    return run(*command, env=env, log=log)
+    enter = ["unshare", "--mount", "sh", "-c", f'{mounts} && exec "$@"', "sh"]
+    return run(*enter, SYSROOT / "usr/bin/buildah", *arguments, env=env, log=log)
 
 
 def buildah_has(image: str) -> bool:
@@ -84,9 +84,9 @@ def base_image() -> str:
         root = WORK / "base"
         shutil.rmtree(root, ignore_errors=True)
         with step("making a base image with debootstrap (about a minute, once)"):
-            what = [f"--include={BASE_PACKAGES}", SUITE, root, *debian_mirror()]
+            what = [f"--include={BASE_PACKAGES}", SUITE, str(root), *debian_mirror()]
             run("debootstrap", "--variant=minbase", *what, log="debootstrap.log")
-            for junk in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale"):
+            for junk in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man"):
                 shutil.rmtree(root / junk, ignore_errors=True)
             (WORK / "Dockerfile.base").write_text('FROM scratch\nCOPY . /\nCMD ["python3"]\n')
             buildah("bud", "-f", WORK / "Dockerfile.base", "-t", image, root)
@@ -146,8 +146,10 @@ class Containerd:
         for manifest in index["manifests"]:
             manifest["annotations"] = {"io.containerd.image.name": image}
         (layout / "index.json").write_text(json.dumps(index))
-        importing = subprocess.Popen([*self.ctr, "images", "import", "-"], stdin=subprocess.PIPE, env=tool_env(),
-                                     stdout=subprocess.DEVNULL)  # fmt: skip
+        command = [*self.ctr, "images", "import", "-"]
+        importing = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=tool_env()
+        )
         assert importing.stdin
         with tarfile.open(fileobj=importing.stdin, mode="w|", bufsize=1 << 20) as archive:
             for name in ("oci-layout", "index.json"):
@@ -163,7 +165,8 @@ class Containerd:
 
 def image_heads(layout: Path) -> set[str]:
     """The manifests: containerd wants to read them in the archive even when it has them."""
-    return {entry["digest"].split(":")[1] for entry in json.loads((layout / "index.json").read_text())["manifests"]}
+    index = json.loads((layout / "index.json").read_text())
+    return {entry["digest"].split(":")[1] for entry in index["manifests"]}
 
 
 def load_program(store: Containerd, name: str, key: str) -> str:

@@ -15,15 +15,17 @@ import time
 import urllib.request
 from pathlib import Path
 
-from .common import BIN, CACHE, LOGS, STATE, SYSROOT, tool_env
+from .common import BIN, CACHE, LOGS, STATE, SYSROOT, linker_cache, tool_env
 from .pki import API_PORT, NODE, NODE_IP, PKI
 
 ETCD = "http://127.0.0.1:12379"
 
 COMMANDS: dict[str, list[str]] = {
     "etcd": [
-        f"{BIN}/etcd", "--data-dir=/var/lib/etcd", f"--listen-client-urls={ETCD}", f"--advertise-client-urls={ETCD}",
-        "--listen-peer-urls=http://127.0.0.1:12380", "--unsafe-no-fsync", "--log-level=warn",
+        f"{BIN}/etcd", "--data-dir=/var/lib/etcd", f"--listen-client-urls={ETCD}",
+        f"--advertise-client-urls={ETCD}",
+        "--listen-peer-urls=http://127.0.0.1:12380",
+        "--unsafe-no-fsync", "--log-level=warn",
     ],
     "containerd": [f"{SYSROOT}/usr/bin/containerd", "--config", f"{STATE}/config/containerd.toml"],
     "kube-apiserver": [
@@ -86,36 +88,28 @@ def lay_out() -> None:
     for name in ("var-lib", "run-containerd"):
         shutil.rmtree(STATE / name, ignore_errors=True)
     images = CACHE / "containerd"
-    folders = ["etcd", "kubelet", "cni", "containerd"]
-    for folder in [images, STATE / "run-containerd", LOGS, *(STATE / "var-lib" / folder for folder in folders)]:
+    folders = [STATE / "var-lib" / name for name in ("etcd", "kubelet", "cni", "containerd")]
+    for folder in [images, STATE / "run-containerd", LOGS, *folders]:
         folder.mkdir(parents=True, exist_ok=True)
     for folder in (LOGS / "pods", LOGS / "containers", images / "io.containerd.grpc.v1.cri"):
         shutil.rmtree(folder, ignore_errors=True)
-    show_libraries()
+    bind(linker_cache(), Path("/etc/ld.so.cache"))
     bind(images, STATE / "var-lib/containerd")
     bind(STATE / "run-containerd", Path("/run/containerd"))
     bind(LOGS, Path("/var/log"))
     bind(STATE / "var-lib", Path("/var/lib"))
 
 
-def show_libraries() -> None:
-    """runc starts itself again without LD_LIBRARY_PATH, so the linker must know our folders by itself."""
-    config, cache = STATE / "config/ld.so.conf", STATE / "config/ld.so.cache"
-    folders = [str(path) for path in (SYSROOT / "usr/lib").glob("*-linux-gnu*")]
-    config.write_text("\n".join(["include /etc/ld.so.conf", *folders, ""]))
-    subprocess.run(["ldconfig", "-X", "-f", str(config), "-C", str(cache)], check=True, env=tool_env())
-    bind(cache, Path("/etc/ld.so.cache"))
-
-
 def bind(source: Path, target: Path) -> None:
-    subprocess.run(["mount", "--rbind", str(source), str(target)], check=True)
+    subprocess.run(["mount", "--no-mtab", "--rbind", str(source), str(target)], check=True)
 
 
 def start(name: str) -> None:
     with (LOGS / f"{name}.log").open("ab") as log:
         process = subprocess.Popen(
-            COMMANDS[name], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=tool_env(), start_new_session=True
-        )
+            COMMANDS[name], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            env=tool_env(), start_new_session=True,
+        )  # fmt: skip
     running[process.pid] = name
 
 

@@ -14,8 +14,22 @@ import time
 from pathlib import Path
 
 from . import build, host, images, pki
-from .common import (BIN, CACHE, CODE, KUBECONFIG, LOGS, STATE, SYSROOT, fail, locked, run, step, succeeds,
-                     tool_env, wait_until)  # fmt: skip
+from .common import (
+    BIN,
+    CACHE,
+    CODE,
+    KUBECONFIG,
+    LOGS,
+    STATE,
+    SYSROOT,
+    fail,
+    locked,
+    run,
+    step,
+    succeeds,
+    tool_env,
+    wait_until,
+)
 
 MARK = "clusterkit.node"
 PID_FILE = STATE / "node.pid"
@@ -34,9 +48,8 @@ def up() -> None:
         if node_pid() and VERSION_FILE.exists() and VERSION_FILE.read_text() == key and is_ready():
             print(f"the cluster is up: {KUBECONFIG}")
             return
-        other = other_node()
-        if other:
-            fail(f"another cluster runs on this machine, from {other}: SLUICE_CACHE={other} {CODE}/cluster down")
+        if other := other_node():
+            fail(f"another cluster runs on this machine: SLUICE_CACHE={other} {CODE}/cluster down")
         stop()
         started = time.monotonic()
         with step("starting Kubernetes"):
@@ -48,7 +61,7 @@ def up() -> None:
             store = image_store()
             images.load_program(store, "pause", key)
             dns_image = images.load_program(store, "coredns", key)
-            wait_until("the start of the API server", lambda: kubectl_or_none("get", "serviceaccount", "default"))
+            wait_until("the start of the API", lambda: kubectl_or_none("get", "serviceaccount", "default"))
             apply_dns(dns_image)
             patch = json.dumps({"status": {"capacity": {"nvidia.com/gpu": GPUS}}})
             wait_until("the node's registration", lambda: kubectl_or_none("get", "node", pki.NODE))
@@ -93,9 +106,12 @@ def status() -> None:
 
 
 def is_ready() -> bool:
-    conditions = '{.status.conditions[?(@.type=="Ready")].status}'
-    node = kubectl_or_none("get", "node", pki.NODE, "-o", f"jsonpath={conditions}")
-    dns = kubectl_or_none("-n", "kube-system", "get", "deployment", "coredns", "-o", "jsonpath={.status.readyReplicas}")
+    node = kubectl_or_none(
+        "get", "node", pki.NODE, "-o", 'jsonpath={.status.conditions[?(@.type=="Ready")].status}'
+    )
+    dns = kubectl_or_none(
+        "-n", "kube-system", "get", "deployment", "coredns", "-o", "jsonpath={.status.readyReplicas}"
+    )
     return node == "True" and dns == "1"
 
 
@@ -111,7 +127,8 @@ def start_node() -> None:
         log.unlink()
     with (LOGS / "node.log").open("wb") as log_file:
         process = subprocess.Popen(
-            command, cwd=CODE, stdin=subprocess.DEVNULL, stdout=log_file, stderr=log_file, start_new_session=True,
+            command, cwd=CODE, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=log_file, stderr=log_file,
             env=os.environ | {"SLUICE_CACHE": str(CACHE), "PYTHONDONTWRITEBYTECODE": "1"},
         )  # fmt: skip
     PID_FILE.write_text(str(process.pid))
@@ -174,7 +191,9 @@ def kubectl(*arguments: str, **options: str) -> str:
 
 def kubectl_or_none(*arguments: str) -> str | None:
     command = [str(BIN / "kubectl"), "--request-timeout=5s", *arguments]
-    done = subprocess.run(command, env=tool_env(), text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    done = subprocess.run(
+        command, env=tool_env(), text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
     return done.stdout if done.returncode == 0 else None
 
 

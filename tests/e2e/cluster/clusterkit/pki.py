@@ -10,6 +10,7 @@ from .common import KUBECONFIG, STATE, run
 
 PKI = STATE / "pki"
 DAYS = "3650"
+EC_KEY = ["-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256"]
 NODE = "sluice-node"
 NODE_IP = "10.99.0.1"
 SERVICE_IP = "10.96.0.1"
@@ -30,10 +31,10 @@ def make() -> None:
     if not (PKI / ".complete").exists():
         PKI.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name in ("ca", "service-account"):
-            run("openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", key(name))
+            run("openssl", "genpkey", *EC_KEY, "-out", key(name))
         run("openssl", "pkey", "-in", key("service-account"), "-pubout", "-out", PKI / "service-account.pub")
-        run("openssl", "req", "-x509", "-new", "-key", key("ca"), "-subj", "/CN=sluice-test-ca", "-days", DAYS,
-            "-out", crt("ca"))  # fmt: skip
+        run("openssl", "req", "-x509", "-new", "-key", key("ca"), "-subj", "/CN=sluice-test-ca",
+            "-days", DAYS, "-out", crt("ca"))  # fmt: skip
         names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost"]
         names.append("kubernetes.default.svc.cluster.local")
         addresses = ["127.0.0.1", NODE_IP, SERVICE_IP]
