@@ -18,7 +18,7 @@ from sluice_runtime.contract import Verdict
 from sluice_runtime.engine.types import EngineLoad
 from sluice_runtime.evidence import Outcome, Timing, Tokens
 
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 MAX_ROUTES = 200
 _ROUTE = ["policy", "rule", "arm", "mirror"]

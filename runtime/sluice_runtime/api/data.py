@@ -109,7 +109,11 @@ class DataEndpoint:
         """Answer, unless the client leaves first."""
         reply = _Reply(exchange, scope, send)
         try:
-            body = await read_body(receive, headers, self._runtime.settings.body_limit)
+            async with asyncio.timeout(self._runtime.settings.slow_reader_s):
+                body = await read_body(receive, headers, self._runtime.settings.body_limit)
+        except TimeoutError:
+            await reply.fail(errors.body_too_slow())
+            return
         except ApiError as e:
             await reply.fail(e)
             return

@@ -93,6 +93,11 @@ def body_too_large(limit: int) -> ApiError:
     return ApiError(413, message, INVALID, code="request_too_large", headers={"connection": "close"})
 
 
+def body_too_slow() -> ApiError:
+    message = "The request body did not arrive in time."
+    return ApiError(408, message, INVALID, code="request_timeout", headers={"connection": "close"})
+
+
 def contract_violation(checks: list[str]) -> ApiError:
     message = f"The model's answer broke its contract ({', '.join(checks)}) and was withheld."
     return ApiError(502, message, "server_error", code="contract_violation")

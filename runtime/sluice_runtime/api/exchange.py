@@ -27,7 +27,7 @@ def outcome_of(status: int) -> Outcome:
 
 @dataclass
 class Exchange:
-    """`id` is unique in this process; the gateway's request id is not (retries and mirrors carry it again)."""
+    """`id` is unique in this process; the gateway's request id is not: retries and mirrors carry it too."""
 
     runtime: Runtime
     caller: Caller

@@ -120,7 +120,7 @@ class TextPart(_Body):
 
 class Message(_Body):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str | list[TextPart], Field(union_mode="left_to_right")]
+    content: str | Annotated[list[TextPart], Field(min_length=1)]
     name: Annotated[str, Field(max_length=512)] | None = None
     # An answer handed back as the stock client dumps it.
     refusal: None = None
