@@ -124,7 +124,8 @@ def observations(traffic: Traffic, seed: int) -> list[Observation]:
                 worse = (traffic.slow if regressed else 1.0) * stalled[index]
             noise = np.exp(rng.normal(0.0, traffic.sigma * 0.714, 2)) * worse
             ttft, tpot = 0.2 * float(shared[index] * noise[0]), 0.02 * float(shared[index] * noise[1])
-            failed = bool(rng.random() < (traffic.errors_candidate if is_candidate else traffic.errors_stable))
+            error_rate = traffic.errors_candidate if is_candidate else traffic.errors_stable
+            failed = bool(rng.random() < error_rate)
             total = ttft if failed else ttft + 20 * tpot
             seen.append(Observation(
                 time=START.timestamp() + float(times[index]) + total, request_id=f"r{index}", age_s=total,
@@ -163,8 +164,8 @@ def warm(state: GateState) -> GateState:
     for index, (ttft, tpot) in enumerate(shared):
         total = 0.2 * float(ttft) + 0.4 * float(tpot)
         state.take(Observation(
-            time=START.timestamp() - 250.0 + index / 2, request_id=f"w{index}", age_s=total, arm=ArmName.STABLE,
-            ttft_s=0.2 * float(ttft), tpot_s=0.02 * float(tpot), total_s=total,
+            time=START.timestamp() - 250.0 + index / 2, request_id=f"w{index}", age_s=total,
+            arm=ArmName.STABLE, ttft_s=0.2 * float(ttft), tpot_s=0.02 * float(tpot), total_s=total,
         ))
     return state
 
