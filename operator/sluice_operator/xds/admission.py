@@ -1,8 +1,8 @@
 """Which objects are let through to the gateways: what is known to be bad stays behind, all else goes on.
 
-Envoy refuses a whole resource and names no object, so the culprit among the objects that changed since the last
-acceptance is found by halving: a trial holds half of them back, each verdict shrinks the rest. What was once accepted
-is never a suspect, and an object in quarantine is tried again only when it changes.
+Envoy refuses a whole resource and names no object, so the culprit among the objects that changed since the
+last acceptance is found by halving: a trial holds half of them back, each verdict shrinks the rest. What
+was once accepted is never a suspect, and an object in quarantine is tried again only when it changes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .messages import CDS, EDS, LDS, RDS
+from .messages import CDS, ECDS, EDS, LDS, RDS
 from .state import GatewayState
 from .validate import problems
 
@@ -19,7 +19,11 @@ Key = tuple[str, str]
 """Kind (``cluster``, ``policy``, ``tenant``) and name."""
 
 SUSPECTS = {
-    CDS: ("cluster", "policy"), EDS: ("cluster",), LDS: ("tenant",), RDS: ("policy", "tenant"),
+    CDS: ("cluster", "policy"),
+    EDS: ("cluster",),
+    ECDS: ("tenant",),
+    LDS: ("tenant",),
+    RDS: ("policy", "tenant"),
 }
 
 
@@ -64,7 +68,10 @@ class Admission:
             if item is not None:
                 new[key[0]].append(item)
         return replace(
-            self.desired, clusters=tuple(new["cluster"]), policies=tuple(new["policy"]), tenants=tuple(new["tenant"])
+            self.desired,
+            clusters=tuple(new["cluster"]),
+            policies=tuple(new["policy"]),
+            tenants=tuple(new["tenant"]),
         )
 
     def accept(self, state: GatewayState) -> None:
@@ -78,7 +85,7 @@ class Admission:
         if not suspects:
             return None
         if len(suspects) > 1:
-            self.held.extend(suspects[len(suspects) // 2:])
+            self.held.extend(suspects[len(suspects) // 2 :])
             return None
         self.quarantine[suspects[0]] = (dict(_objects(state))[suspects[0]], message)
         self._release()
@@ -90,10 +97,10 @@ class Admission:
         return [key for key, item in _objects(state) if key[0] in kinds and old.get(key) != item]
 
     def _release(self) -> None:
-        self.held = self.held[(len(self.held) + 1) // 2:]
+        self.held = self.held[(len(self.held) + 1) // 2 :]
 
 
 def _objects(state: GatewayState) -> Iterator[tuple[Key, Any]]:
     for kind, items in (("cluster", state.clusters), ("policy", state.policies), ("tenant", state.tenants)):
-        for item in items:  # type: ignore[attr-defined]
+        for item in items:
             yield (kind, item.name), item

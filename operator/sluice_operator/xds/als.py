@@ -1,8 +1,9 @@
 """Envoy's access logs as records of requests and attempts.
 
-Two logs arrive: ``request`` (what a client got) and ``attempt`` (each try at a pod, mirrors and failures included; once
-when it starts, once when it ends). The conversation leaves this module only as ``unit``. What Envoy had buffered when a
-connection broke is lost without a trace, so breaks are counted: evidence with a break in it has a hole.
+Two logs arrive: ``request`` (what a client got) and ``attempt`` (each try at a pod, mirrors and failures
+included; once when it starts, once when it ends). The conversation leaves this module only as ``unit``.
+What Envoy had buffered when a connection broke is lost without a trace, so breaks are counted: evidence
+with a break in it has a hole.
 """
 
 from __future__ import annotations
@@ -20,14 +21,28 @@ from .clusters import backend_of
 from .state import AccessRecord
 
 FLAGS = {
-    "failed_local_healthcheck": "LH", "no_healthy_upstream": "UH", "upstream_request_timeout": "UT",
-    "local_reset": "LR", "upstream_remote_reset": "UR", "upstream_connection_failure": "UF",
-    "upstream_connection_termination": "UC", "upstream_overflow": "UO", "no_route_found": "NR",
-    "downstream_connection_termination": "DC", "upstream_retry_limit_exceeded": "URX",
-    "stream_idle_timeout": "SI", "downstream_protocol_error": "DPE", "upstream_protocol_error": "UPE",
-    "upstream_max_stream_duration_reached": "UMSDR", "response_from_cache_filter": "RFCF",
-    "no_filter_config_found": "NFCF", "duration_timeout": "DT", "no_cluster_found": "NC", "overload_manager": "OM",
-    "dns_resolution_failure": "DF", "downstream_remote_reset": "DR",
+    "failed_local_healthcheck": "LH",
+    "no_healthy_upstream": "UH",
+    "upstream_request_timeout": "UT",
+    "local_reset": "LR",
+    "upstream_remote_reset": "UR",
+    "upstream_connection_failure": "UF",
+    "upstream_connection_termination": "UC",
+    "upstream_overflow": "UO",
+    "no_route_found": "NR",
+    "downstream_connection_termination": "DC",
+    "upstream_retry_limit_exceeded": "URX",
+    "stream_idle_timeout": "SI",
+    "downstream_protocol_error": "DPE",
+    "upstream_protocol_error": "UPE",
+    "upstream_max_stream_duration_reached": "UMSDR",
+    "response_from_cache_filter": "RFCF",
+    "no_filter_config_found": "NFCF",
+    "duration_timeout": "DT",
+    "no_cluster_found": "NC",
+    "overload_manager": "OM",
+    "dns_resolution_failure": "DF",
+    "downstream_remote_reset": "DR",
 }
 CLIENT_LEFT = {"DC", "DR"}
 FAILED = {"UH", "UT", "LR", "UR", "UF", "UC", "UO", "URX", "SI", "UPE", "UMSDR", "DT", "NC", "OM", "DF"}
@@ -78,7 +93,7 @@ def _outcome(kind: str, common: Any, status: int, flags: list[str]) -> str:
     if status >= 500 or FAILED & set(flags):
         return "error"
     if kind == "attempt" and not common.HasField("time_to_last_upstream_rx_byte"):
-        # An attempt has no flag for it, but a response without an end that nothing broke was cut short by its client.
+        # Attempts have no flag for it: a response without an end that nothing broke was cut by its client.
         return "cancelled"
     return "rejected" if status >= 400 else "ok"
 
@@ -105,7 +120,7 @@ class AccessLog(als_pb2_grpc.AccessLogServiceServicer):  # type: ignore[misc]
         self.losses = Losses()
         self._on_record = on_record
 
-    async def StreamAccessLogs(  # noqa: N802
+    async def StreamAccessLogs(
         self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]
     ) -> Any:
         """Until Envoy hangs up."""

@@ -1,7 +1,7 @@
 """Envoy's own configuration: where the operator is, and nothing else.
 
-Everything about requests arrives over ADS, so this file changes only with addresses and certificates. The runtime layer
-``sluice`` is what weights travel in.
+Everything about requests arrives over ADS, so this file changes only with addresses and certificates. The
+runtime layer ``sluice`` is what weights travel in.
 """
 
 from __future__ import annotations
@@ -54,9 +54,13 @@ def render(
         },
         "layered_runtime": {
             "layers": [
-                {"name": LAYER, "rtds_layer": {
-                    "name": LAYER, "rtds_config": {"ads": {}, "resource_api_version": "V3"},
-                }},
+                {
+                    "name": LAYER,
+                    "rtds_layer": {
+                        "name": LAYER,
+                        "rtds_config": {"ads": {}, "resource_api_version": "V3"},
+                    },
+                },
             ],
         },
         "static_resources": {
@@ -72,7 +76,9 @@ def _address(pair: tuple[str, int]) -> dict[str, Any]:
     return {"socket_address": {"address": pair[0], "port_value": pair[1]}}
 
 
-def _grpc_cluster(name: str, address: tuple[str, int], tls: TlsFiles | None, server_name: str) -> dict[str, Any]:
+def _grpc_cluster(
+    name: str, address: tuple[str, int], tls: TlsFiles | None, server_name: str
+) -> dict[str, Any]:
     cluster: dict[str, Any] = {
         "name": name,
         "type": "STRICT_DNS",
@@ -81,13 +87,16 @@ def _grpc_cluster(name: str, address: tuple[str, int], tls: TlsFiles | None, ser
         "typed_extension_protocol_options": {
             "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
                 "@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
-                "explicit_http_config": {"http2_protocol_options": {
-                    "connection_keepalive": {"interval": "3s", "timeout": "2s"},
-                }},
+                "explicit_http_config": {
+                    "http2_protocol_options": {
+                        "connection_keepalive": {"interval": "3s", "timeout": "2s"},
+                    }
+                },
             },
         },
         "load_assignment": {
-            "cluster_name": name, "endpoints": [{"lb_endpoints": [{"endpoint": {"address": _address(address)}}]}],
+            "cluster_name": name,
+            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": _address(address)}}]}],
         },
     }
     if tls:
@@ -97,9 +106,12 @@ def _grpc_cluster(name: str, address: tuple[str, int], tls: TlsFiles | None, ser
                 "@type": "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext",
                 "sni": server_name or address[0],
                 "common_tls_context": {
-                    "tls_certificates": [{
-                        "certificate_chain": {"filename": str(tls.certificate)}, "private_key": {"filename": str(tls.key)},
-                    }],
+                    "tls_certificates": [
+                        {
+                            "certificate_chain": {"filename": str(tls.certificate)},
+                            "private_key": {"filename": str(tls.key)},
+                        }
+                    ],
                     "validation_context": {
                         "trusted_ca": {"filename": str(tls.authority)},
                         "match_typed_subject_alt_names": [
@@ -121,17 +133,30 @@ def main() -> None:
     """Print the bootstrap."""
     parser = argparse.ArgumentParser(description="Print the gateway's Envoy bootstrap as YAML.")
     parser.add_argument("--operator", type=_pair, default=("sluice-operator", 18000), metavar="HOST:PORT")
-    parser.add_argument("--als", type=_pair, metavar="HOST:PORT", help="where access logs go (default: the operator)")
+    parser.add_argument(
+        "--als", type=_pair, metavar="HOST:PORT", help="where access logs go (default: the operator)"
+    )
     parser.add_argument("--node-id", default="gateway")
     parser.add_argument("--admin-port", type=int, default=9901)
     parser.add_argument("--tls", type=Path, metavar="DIR", help="directory with tls.crt, tls.key and ca.crt")
-    parser.add_argument("--server-name", default="", help="name in the operator's certificate (default: its host)")
+    parser.add_argument(
+        "--server-name", default="", help="name in the operator's certificate (default: its host)"
+    )
     options = parser.parse_args()
-    tls = TlsFiles(*(options.tls / name for name in ("tls.crt", "tls.key", "ca.crt"))) if options.tls else None
+    tls = (
+        TlsFiles(*(options.tls / name for name in ("tls.crt", "tls.key", "ca.crt"))) if options.tls else None
+    )
     yaml.safe_dump(
-        render(options.operator, als=options.als, node_id=options.node_id, admin_port=options.admin_port, tls=tls,
-               server_name=options.server_name),
-        sys.stdout, sort_keys=False,
+        render(
+            options.operator,
+            als=options.als,
+            node_id=options.node_id,
+            admin_port=options.admin_port,
+            tls=tls,
+            server_name=options.server_name,
+        ),
+        sys.stdout,
+        sort_keys=False,
     )
 
 

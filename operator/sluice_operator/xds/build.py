@@ -1,6 +1,7 @@
 """From what the gateway shall do to what Envoy is told: a pure, deterministic function.
 
-Equal states give equal resources, byte for byte; a change of weights alone changes nothing but the runtime layer.
+Equal states give equal resources, byte for byte; a change of weights alone changes nothing but the runtime
+layer.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from .clusters import build_clusters, build_endpoints
+from .identity import build_identity
 from .listener import LISTENER, build_listener
-from .messages import CDS, EDS, LDS, RDS, RTDS, Message, Resources, digest
+from .messages import CDS, ECDS, EDS, LDS, RDS, RTDS, Message, Resources, digest
 from .routes import ROUTES, build_routes
 from .runtime import LAYER, build_runtime
 from .state import GatewayState
@@ -38,20 +40,30 @@ class Snapshot:
 
     def version(self, type_url: str) -> str:
         """Name of the content of one type."""
-        return digest(part for name, r in sorted(self.resources[type_url].items()) for part in (name.encode(), r.data))
+        return digest(
+            part for name, r in sorted(self.resources[type_url].items()) for part in (name.encode(), r.data)
+        )
 
 
 def build(
-    in_force: GatewayState, desired: GatewayState | None = None, *, address: str = "0.0.0.0", port: int = 8080  # noqa: S104
+    in_force: GatewayState,
+    desired: GatewayState | None = None,
+    *,
+    address: str = "0.0.0.0",  # noqa: S104
+    port: int = 8080,
 ) -> Snapshot:
     """Resources for a state; weights come from ``desired`` where that differs (see ``runtime``)."""
-    return Snapshot(in_force, {
-        CDS: _wrap(build_clusters(in_force)),
-        EDS: _wrap(build_endpoints(in_force)),
-        LDS: _wrap({LISTENER: build_listener(in_force, address, port)}),
-        RDS: _wrap({ROUTES: build_routes(in_force)}),
-        RTDS: _wrap({LAYER: build_runtime(desired or in_force, in_force)}),
-    })
+    return Snapshot(
+        in_force,
+        {
+            CDS: _wrap(build_clusters(in_force)),
+            EDS: _wrap(build_endpoints(in_force)),
+            ECDS: _wrap(build_identity(in_force)),
+            LDS: _wrap({LISTENER: build_listener(in_force, address, port)}),
+            RDS: _wrap({ROUTES: build_routes(in_force)}),
+            RTDS: _wrap({LAYER: build_runtime(desired or in_force, in_force)}),
+        },
+    )
 
 
 def _wrap(messages: Resources) -> dict[str, Resource]:

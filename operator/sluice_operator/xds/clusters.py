@@ -1,8 +1,8 @@
 """Backends as Envoy clusters, and their pods as endpoints.
 
-Three kinds share one set of endpoints (an EDS resource named like the backend): the backend itself; an alias, for an
-arm that has the same backend as its sibling (weighted clusters and their runtime keys need distinct names); and an
-aggregate, which goes on to the fallbacks when the arm fails before the first byte.
+Three kinds share one set of endpoints (an EDS resource named like the backend): the backend itself; an
+alias, for an arm that has the same backend as its sibling (weighted clusters and their runtime keys need
+distinct names); and an aggregate, which goes on to the fallbacks when the arm fails before the first byte.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .state import Cluster, GatewayState, Rule
 ALIAS = "@candidate"
 CHAIN = "|"
 METADATA = "sluice"
-# uvicorn closes idle connections after 5 s; a connection reused in that very moment would be a failed request.
+# uvicorn closes idle connections after 5 s; one that is reused in that very moment fails a request.
 UPSTREAM_IDLE_SECONDS = 4
 
 
@@ -60,13 +60,20 @@ def build_clusters(state: GatewayState) -> dict[str, Message]:
 
 
 def build_endpoints(state: GatewayState) -> Resources:
-    """Load assignments of all backends that have pods, an empty one included: Envoy waits for each that it asked for."""
+    """Load assignments of all backends that run in pods; Envoy waits for each, so an empty one counts."""
     return {
         cluster.name: endpoint_pb2.ClusterLoadAssignment(
             cluster_name=cluster.name,
-            endpoints=[{"lb_endpoints": [
-                _endpoint(cluster.name, e.address, e.port) for e in sorted(cluster.endpoints, key=lambda e: (e.address, e.port))
-            ]}] if cluster.endpoints else [],
+            endpoints=[
+                {
+                    "lb_endpoints": [
+                        _endpoint(cluster.name, e.address, e.port)
+                        for e in sorted(cluster.endpoints, key=lambda e: (e.address, e.port))
+                    ]
+                }
+            ]
+            if cluster.endpoints
+            else [],
         )
         for cluster in state.clusters
         if cluster.dns is None
@@ -84,7 +91,7 @@ def _cluster(name: str, backend: Cluster) -> Message:
     threshold = {
         "max_connections": {"value": backend.max_requests},
         "max_requests": {"value": backend.max_requests},
-        # Envoy counts a request as pending even while its connection is being opened: 0 would refuse everything.
+        # A request is pending even while its connection is being opened: 0 would refuse everything.
         "max_pending_requests": {"value": max(1, backend.max_pending)},
         "max_retries": {"value": backend.max_requests},
     }
@@ -121,7 +128,7 @@ def _cluster(name: str, backend: Cluster) -> Message:
 
 
 def _outlier_detection() -> dict[str, Any]:
-    """Pods that can't be reached or answer like a dead proxy are left out for a while, never more than half of them.
+    """Pods that can't be reached or answer like a dead proxy are left out for a while, at most half of them.
 
     Plain 500s don't count: a prompt that always fails must not take pods away from everybody.
     """

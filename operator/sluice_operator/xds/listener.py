@@ -1,47 +1,44 @@
 """The listener: the fixed chain that every request passes, the same for all tenants and policies.
 
-Its order is the security argument: our headers are removed before anything reads them; a caller is proven before a
-byte of the body is buffered; claims are checked before they become context; routes are chosen last. It changes
-only with the body limit and with JWT issuers, because a changed listener drains its connections.
+Its order is the security argument: our headers are removed before anything reads them; a caller is proven
+before a byte of the body is buffered; claims are checked before they become context; routes are chosen
+last. It changes only with the body limit: connections that are open keep the listener that they came
+through.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable
 from typing import Any
 
 from envoy.config.listener.v3 import listener_pb2
 from envoy.extensions.access_loggers.filters.cel.v3 import cel_pb2
 from envoy.extensions.access_loggers.grpc.v3 import als_pb2
-from envoy.extensions.common.matching.v3 import extension_matcher_pb2
-from envoy.extensions.filters.common.matcher.action.v3 import skip_action_pb2
-from envoy.extensions.filters.http.api_key_auth.v3 import api_key_auth_pb2
 from envoy.extensions.filters.http.buffer.v3 import buffer_pb2
-from envoy.extensions.filters.http.composite.v3 import composite_pb2
 from envoy.extensions.filters.http.header_mutation.v3 import header_mutation_pb2
 from envoy.extensions.filters.http.header_to_metadata.v3 import header_to_metadata_pb2
 from envoy.extensions.filters.http.json_to_metadata.v3 import json_to_metadata_pb2
-from envoy.extensions.filters.http.jwt_authn.v3 import config_pb2 as jwt_pb2
 from envoy.extensions.filters.http.rbac.v3 import rbac_pb2
 from envoy.extensions.filters.http.router.v3 import router_pb2
 from envoy.extensions.filters.network.http_connection_manager.v3 import http_connection_manager_pb2 as hcm_pb2
 from envoy.extensions.http.early_header_mutation.header_mutation.v3 import header_mutation_pb2 as early_pb2
-from envoy.extensions.matching.common_inputs.network.v3 import network_inputs_pb2
-from envoy.extensions.matching.input_matchers.metadata.v3 import metadata_pb2
-from envoy.type.matcher.v3 import http_inputs_pb2
 
 from ..api.common import DataClass, Risk
-from .messages import Message, duration, error_body, extension, pack
-from .routes import API_KEY_FILTER, CLAIMS, IDENTITY, INVALID, METADATA, OVERWRITE, RBAC_FILTER, ROUTES, identity
-from .state import GatewayState, Jwt, Tenant
+from .identity import discovered
+from .messages import Message, duration, error_body, extension
+from .routes import CLAIMS, IDENTITY, INVALID, METADATA, OVERWRITE, RBAC_FILTER, ROUTES
+from .state import GatewayState
 
 LISTENER = "sluice"
 ALS_CLUSTER = "sluice-als"
-JWT_SHAPE = r"(?i:bearer) +ey[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*"
 LOGGED_HEADERS = (
-    "x-sluice-policy", "x-sluice-rule", "x-sluice-arm", "x-sluice-attempt", "x-sluice-tenant", "x-sluice-task",
-    "x-sluice-mirror", "x-sluice-conversation",
+    "x-sluice-policy",
+    "x-sluice-rule",
+    "x-sluice-arm",
+    "x-sluice-attempt",
+    "x-sluice-tenant",
+    "x-sluice-task",
+    "x-sluice-mirror",
+    "x-sluice-conversation",
 )
 ADD_IF_ABSENT = 1
 
@@ -52,8 +49,10 @@ def build_listener(state: GatewayState, address: str, port: int) -> Message:
         stat_prefix="sluice",
         rds={"route_config_name": ROUTES, "config_source": {"ads": {}, "resource_api_version": 2}},
         http_filters=_filters(state),
-        early_header_mutation_extensions=[extension("envoy.http.early_header_mutation.header_mutation", _clean())],
-        # Nobody is internal: an internal caller could choose the request id and steer Envoy by x-envoy-* headers.
+        early_header_mutation_extensions=[
+            extension("envoy.http.early_header_mutation.header_mutation", _clean())
+        ],
+        # Nobody is internal: such a caller could choose the request id and steer Envoy by x-envoy-*.
         use_remote_address={"value": True},
         internal_address_config={},
         normalize_path={"value": True},
@@ -82,113 +81,42 @@ def _clean() -> Message:
 
 
 def _filters(state: GatewayState) -> list[dict[str, Any]]:
-    issuers = _issuers(state.tenants)
     return [
-        *(_jwt_filters(issuers, state.tenants) if issuers else ()),
-        _api_key_filter(bool(issuers)),
+        *discovered(),
         extension(RBAC_FILTER, rbac_pb2.RBAC(rules={"action": 0, "policies": {}})),
         extension("sluice.identity", _split_identity()),
-        extension("sluice.context", header_mutation_pb2.HeaderMutation(mutations={"request_mutations": _context()})),
+        extension(
+            "sluice.context", header_mutation_pb2.HeaderMutation(mutations={"request_mutations": _context()})
+        ),
         extension("sluice.buffer", buffer_pb2.Buffer(max_request_bytes={"value": state.max_body_bytes})),
         extension("sluice.model", _model()),
-        extension("envoy.filters.http.router", router_pb2.Router(
-            upstream_log=[_access_log("attempt")],
-            upstream_log_options={"flush_upstream_log_on_upstream_stream": True},
-        )),
+        extension(
+            "envoy.filters.http.router",
+            router_pb2.Router(
+                upstream_log=[_access_log("attempt")],
+                upstream_log_options={"flush_upstream_log_on_upstream_stream": True},
+            ),
+        ),
     ]
-
-
-def _api_key_filter(beside_jwt: bool) -> dict[str, Any]:
-    plain = api_key_auth_pb2.ApiKeyAuth(
-        key_sources=[{"header": "Authorization"}], forwarding={"header": IDENTITY, "hide_credentials": True}
-    )
-    if not beside_jwt:
-        return extension(API_KEY_FILTER, plain)
-    skip = {"action": extension("skip", skip_action_pb2.SkipFilter())}
-    is_jwt = {"single_predicate": {
-        "input": extension("authorization", http_inputs_pb2.HttpRequestHeaderMatchInput(header_name="authorization")),
-        "value_match": {"safe_regex": {"regex": JWT_SHAPE, "google_re2": {}}},
-    }}
-    return extension(API_KEY_FILTER, extension_matcher_pb2.ExtensionWithMatcher(
-        extension_config=extension("api_key", plain),
-        xds_matcher={"matcher_list": {"matchers": [{"predicate": is_jwt, "on_match": skip}]}},
-    ))
-
-
-def _issuers(tenants: Iterable[Tenant]) -> dict[str, Jwt]:
-    """Distinct token sources, by name; tenants of one issuer are told apart by claims."""
-    return {issuer_name(tenant.jwt): tenant.jwt for tenant in tenants if tenant.jwt is not None}
-
-
-def issuer_name(jwt: Jwt) -> str:
-    """Name of what verifies a token: issuer, audiences and keys."""
-    return hashlib.sha256(repr((jwt.issuer, jwt.audiences, jwt.jwks)).encode()).hexdigest()[:16]
-
-
-def _jwt_filters(issuers: dict[str, Jwt], tenants: Iterable[Tenant]) -> Iterable[dict[str, Any]]:
-    requirements = [{"provider_name": name} for name in sorted(issuers)]
-    yield extension("sluice.jwt", jwt_pb2.JwtAuthentication(
-        providers={name: {
-            "issuer": jwt.issuer,
-            "audiences": list(jwt.audiences),
-            "local_jwks": {"inline_string": jwt.jwks},
-            "from_headers": [{"name": "authorization", "value_prefix": "Bearer "}],
-            "forward": True,
-            "require_expiration": True,
-            "payload_in_metadata": name,
-            "claim_to_headers": [{"header_name": "x-sluice-user", "claim_name": "sub"}],
-        } for name, jwt in issuers.items()},
-        rules=[{
-            "match": {"prefix": "/", "headers": [
-                {"name": "authorization", "string_match": {"safe_regex": {"regex": JWT_SHAPE}}}
-            ]},
-            "requires": requirements[0] if len(requirements) == 1 else {"requires_any": {"requirements": requirements}},
-        }],
-    ))
-    # The most specific tenant first: more claims before fewer.
-    proven = sorted((t for t in tenants if t.jwt), key=lambda t: (-len(t.jwt.claims) if t.jwt else 0, t.name))
-    yield extension("sluice.jwt_tenant", extension_matcher_pb2.ExtensionWithMatcher(
-        extension_config=extension("composite", composite_pb2.Composite()),
-        xds_matcher={"matcher_list": {"matchers": [
-            {"predicate": _claims_predicate(t.jwt), "on_match": {"action": extension("tenant", _identify(t))}}
-            for t in proven if t.jwt
-        ]}},
-    ))
-
-
-def _claims_predicate(jwt: Jwt) -> dict[str, Any]:
-    parts = [_claim_is(issuer_name(jwt), name, value) for name, value in (("iss", jwt.issuer), *jwt.claims)]
-    return parts[0] if len(parts) == 1 else {"and_matcher": {"predicate": parts}}
-
-
-def _claim_is(provider: str, claim: str, value: str) -> dict[str, Any]:
-    return {"single_predicate": {
-        "input": extension("claim", network_inputs_pb2.DynamicMetadataInput(
-            filter="envoy.filters.http.jwt_authn", path=[{"key": provider}, {"key": claim}]
-        )),
-        "custom_match": extension("value", metadata_pb2.Metadata(value={"string_match": {"exact": value}})),
-    }}
-
-
-def _identify(tenant: Tenant) -> Message:
-    mutation = header_mutation_pb2.HeaderMutation(mutations={"request_mutations": [
-        {"append": {"header": {"key": IDENTITY, "value": identity(tenant)}, "append_action": OVERWRITE}},
-    ]})
-    return composite_pb2.ExecuteFilterAction(typed_config=extension("identity", mutation))
 
 
 def _split_identity() -> Message:
     def part(key: str, group: str) -> dict[str, Any]:
-        return {"header": IDENTITY, "on_header_present": {
-            "metadata_namespace": METADATA, "key": key,
-            "regex_value_rewrite": {"pattern": {"regex": r"^(\S+) (\S+)$"}, "substitution": group},
-        }}
+        return {
+            "header": IDENTITY,
+            "on_header_present": {
+                "metadata_namespace": METADATA,
+                "key": key,
+                "regex_value_rewrite": {"pattern": {"regex": r"^(\S+) (\S+)$"}, "substitution": group},
+            },
+        }
 
     return header_to_metadata_pb2.Config(request_rules=[part("tenant", r"\1"), part("domain", r"\2")])
 
 
 def _context() -> list[dict[str, Any]]:
     """Checked claims become context; what was not claimed becomes the strictest."""
+
     def put(key: str, value: str, action: int = OVERWRITE) -> dict[str, Any]:
         return {"append": {"header": {"key": key, "value": value}, "append_action": action}}
 
@@ -209,52 +137,70 @@ def _model() -> Message:
     def problem(value: str) -> dict[str, Any]:
         return {"metadata_namespace": METADATA, "key": "problem", "value": {"string_value": value}}
 
-    return json_to_metadata_pb2.JsonToMetadata(request_rules={
-        "rules": [{
-            "selectors": [{"key": "model"}],
-            "on_present": {"metadata_namespace": METADATA, "key": "model"},
-            "on_missing": problem("no_model"),
-            "on_error": problem("not_json"),
-        }],
-        "allow_content_types_regex": {"regex": r"(?i)application/json\s*(;.*)?"},
-    })
+    return json_to_metadata_pb2.JsonToMetadata(
+        request_rules={
+            "rules": [
+                {
+                    "selectors": [{"key": "model"}],
+                    "on_present": {"metadata_namespace": METADATA, "key": "model"},
+                    "on_missing": problem("no_model"),
+                    "on_error": problem("not_json"),
+                }
+            ],
+            "allow_content_types_regex": {"regex": r"(?i)application/json\s*(;.*)?"},
+        }
+    )
 
 
 def _access_log(name: str) -> dict[str, Any]:
-    return extension("envoy.access_loggers.http_grpc", als_pb2.HttpGrpcAccessLogConfig(
-        common_config={
-            "log_name": name,
-            "grpc_service": {"envoy_grpc": {"cluster_name": ALS_CLUSTER}},
-            "transport_api_version": 2,
-            "buffer_flush_interval": duration(0.05),
-            "custom_tags": [
-                {"tag": tag, "metadata": {
-                    "kind": {kind: {}}, "metadata_key": {"key": METADATA, "path": [{"key": tag}]},
-                }}
-                for tag, kind in (("cluster", "host"), ("stable", "route"), ("candidate", "route"))
-            ],
-        },
-        additional_request_headers_to_log=list(LOGGED_HEADERS),
-    ))
+    return extension(
+        "envoy.access_loggers.http_grpc",
+        als_pb2.HttpGrpcAccessLogConfig(
+            common_config={
+                "log_name": name,
+                "grpc_service": {"envoy_grpc": {"cluster_name": ALS_CLUSTER}},
+                "transport_api_version": 2,
+                "buffer_flush_interval": duration(0.05),
+                "custom_tags": [
+                    {
+                        "tag": tag,
+                        "metadata": {
+                            "kind": {kind: {}},
+                            "metadata_key": {"key": METADATA, "path": [{"key": tag}]},
+                        },
+                    }
+                    for tag, kind in (("cluster", "host"), ("stable", "route"), ("candidate", "route"))
+                ],
+            },
+            additional_request_headers_to_log=list(LOGGED_HEADERS),
+        ),
+    )
 
 
 def _local_replies() -> dict[str, Any]:
     """Every answer that Envoy itself gives, in OpenAI's error shape."""
+
     def shaped(text: str) -> dict[str, Any]:
         return {"text_format_source": {"inline_string": text}, "content_type": "application/json"}
 
-    def mapper(condition: dict[str, Any], body: str, retry_after: bool = False, status: int = 0) -> dict[str, Any]:
+    def mapper(
+        condition: dict[str, Any], body: str, retry_after: bool = False, status: int = 0
+    ) -> dict[str, Any]:
         entry: dict[str, Any] = {"filter": condition, "body_format_override": shaped(body)}
         if retry_after:
-            entry["headers_to_add"] = [{"header": {"key": "retry-after", "value": "1"}, "append_action": OVERWRITE}]
+            entry["headers_to_add"] = [
+                {"header": {"key": "retry-after", "value": "1"}, "append_action": OVERWRITE}
+            ]
         if status:
             entry["status_code"] = {"value": status}
         return entry
 
     def details(expression: str) -> dict[str, Any]:
-        return {"extension_filter": extension(
-            "envoy.access_loggers.extension_filters.cel", cel_pb2.ExpressionFilter(expression=expression)
-        )}
+        return {
+            "extension_filter": extension(
+                "envoy.access_loggers.extension_filters.cel", cel_pb2.ExpressionFilter(expression=expression)
+            )
+        }
 
     def status(value: int, op: int = 0) -> dict[str, Any]:
         comparison = {"op": op, "value": {"default_value": value, "runtime_key": "sluice.unused"}}
@@ -268,14 +214,30 @@ def _local_replies() -> dict[str, Any]:
         "mappers": [
             mapper(details("response.code_details == 'direct_response'"), "%LOCAL_REPLY_BODY%"),
             mapper(status(401), error_body("Incorrect or missing API key.", INVALID, "invalid_api_key")),
-            mapper(status(403), error_body(
-                "This caller may not do that, or not with these claims.", "permission_error", "permission_denied")),
+            mapper(
+                status(403),
+                error_body(
+                    "This caller may not do that, or not with these claims.",
+                    "permission_error",
+                    "permission_denied",
+                ),
+            ),
             mapper(status(413), error_body("The body is too large.", INVALID, "request_too_large")),
             mapper(flags("UO"), error_body("Too many requests in flight.", server, "overloaded"), True, 503),
-            mapper(flags("UH", "NC"), error_body("No pod is ready to answer.", server, "no_endpoint"), True, 503),
-            mapper(flags("UT", "SI", "DT"), error_body("The answer took too long.", server, "timeout"), False, 504),
-            mapper(flags("UF", "UC", "UR", "LR", "URX"), error_body(
-                "The pod that should have answered failed.", server, "backend_failed"), True),
+            mapper(
+                flags("UH", "NC"), error_body("No pod is ready to answer.", server, "no_endpoint"), True, 503
+            ),
+            mapper(
+                flags("UT", "SI", "DT"),
+                error_body("The answer took too long.", server, "timeout"),
+                False,
+                504,
+            ),
+            mapper(
+                flags("UF", "UC", "UR", "LR", "URX"),
+                error_body("The pod that should have answered failed.", server, "backend_failed"),
+                True,
+            ),
             mapper(status(500, 1), error_body("The gateway failed.", server, "gateway_error")),
         ],
         "body_format": shaped(error_body("The request is malformed.", INVALID, "bad_request")),

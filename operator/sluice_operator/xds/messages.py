@@ -1,7 +1,7 @@
 """The few protobuf habits that all builders share, so that they read as plain data.
 
-xds-protos accepts nested dicts in constructors; only ``Any`` needs help. Serialisation is deterministic: equal states
-give equal bytes, which is what lets the server send nothing where nothing changed.
+xds-protos accepts nested dicts in constructors; only ``Any`` needs help. Serialisation is deterministic:
+equal states give equal bytes, which is what lets the server send nothing where nothing changed.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from google.protobuf import any_pb2, struct_pb2
 PREFIX = "type.googleapis.com/"
 CDS = PREFIX + "envoy.config.cluster.v3.Cluster"
 EDS = PREFIX + "envoy.config.endpoint.v3.ClusterLoadAssignment"
+ECDS = PREFIX + "envoy.config.core.v3.TypedExtensionConfig"
 LDS = PREFIX + "envoy.config.listener.v3.Listener"
 RDS = PREFIX + "envoy.config.route.v3.RouteConfiguration"
 RTDS = PREFIX + "envoy.service.runtime.v3.Runtime"
-TYPES = (RTDS, CDS, EDS, LDS, RDS)
+TYPES = (RTDS, CDS, EDS, ECDS, LDS, RDS)
 
 Message = Any
 Resources = Mapping[str, Message]

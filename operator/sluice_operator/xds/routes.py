@@ -1,8 +1,8 @@
 """Policies and tenants as one route configuration.
 
-Everything that must take effect on open connections is here and not in the listener: keys, permissions, routes. The
-first route that matches wins, so the order of the list is: who are you, what do you call, the rules of each policy in
-order, and what is left is an error. Weights are never here (see ``runtime``).
+Everything that must take effect on open connections is here and not in the listener: keys, permissions,
+routes. The first route that matches wins, so the order of the list is: who are you, what do you call, the
+rules of each policy in order, and what is left is an error. Weights are never here (see ``runtime``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RBAC_FILTER = "sluice.claims"
 COMPLETION_PATHS = r"/v1/(chat/)?completions"
 OVERWRITE = 2
 INVALID = "invalid_request_error"
-# Between arm and error: a response was not begun, so another pod may try. 429 is an answer and never tried again.
+# No response was begun, so another pod may try. 429 is an answer and never tried again.
 RETRY_ON = "connect-failure,refused-stream,reset,retriable-status-codes"
 
 
@@ -47,19 +47,23 @@ def build_routes(state: GatewayState) -> Message:
     return route_pb2.RouteConfiguration(
         name=ROUTES,
         max_direct_response_body_size_bytes={"value": 1 << 20},
-        virtual_hosts=[{
-            "name": "sluice",
-            "domains": ["*"],
-            "routes": routes,
-            "include_request_attempt_count": True,
-            "request_headers_to_add": [_header("x-sluice-credential", state.credential)] if state.credential else [],
-            # Retries and mirrors need the whole body; what is above this limit was refused before.
-            "request_body_buffer_limit": {"value": state.max_body_bytes},
-            "typed_per_filter_config": {
-                API_KEY_FILTER: pack(_api_keys(state.tenants)),
-                RBAC_FILTER: pack(rbac_pb2.RBACPerRoute(rbac={"rules": permissions(state.tenants)})),
-            },
-        }],
+        virtual_hosts=[
+            {
+                "name": "sluice",
+                "domains": ["*"],
+                "routes": routes,
+                "include_request_attempt_count": True,
+                "request_headers_to_add": [_header("x-sluice-credential", state.credential)]
+                if state.credential
+                else [],
+                # Retries and mirrors need the whole body; what is above this limit was refused before.
+                "request_body_buffer_limit": {"value": state.max_body_bytes},
+                "typed_per_filter_config": {
+                    API_KEY_FILTER: pack(_api_keys(state.tenants)),
+                    RBAC_FILTER: pack(rbac_pb2.RBACPerRoute(rbac={"rules": permissions(state.tenants)})),
+                },
+            }
+        ],
     )
 
 
@@ -89,11 +93,17 @@ def permissions(tenants: Iterable[Tenant]) -> dict[str, Any]:
         "policies": {
             tenant.name: {
                 "principals": [{"header": {"name": IDENTITY, "string_match": {"exact": identity(tenant)}}}],
-                "permissions": [{"and_rules": {"rules": [
-                    _claim("sluice-task", tenant.tasks),
-                    _claim("sluice-data-class", tenant.data_classes),
-                    _claim("sluice-risk", tenant.risks),
-                ]}}],
+                "permissions": [
+                    {
+                        "and_rules": {
+                            "rules": [
+                                _claim("sluice-task", tenant.tasks),
+                                _claim("sluice-data-class", tenant.data_classes),
+                                _claim("sluice-risk", tenant.risks),
+                            ]
+                        }
+                    }
+                ],
             }
             for tenant in tenants
         },
@@ -135,21 +145,33 @@ def _front(state: GatewayState) -> Iterable[Message]:
     yield _answer(
         "unknown-caller",
         {**anywhere, "headers": [{"name": "x-sluice-tenant", "present_match": True, "invert_match": True}]},
-        401, error_body("Incorrect or missing API key.", INVALID, "invalid_api_key"),
+        401,
+        error_body("Incorrect or missing API key.", INVALID, "invalid_api_key"),
     )
     yield from _models(state)
     yield _answer(
         "unknown-path",
-        {**anywhere, "headers": [{
-            "name": ":path", "invert_match": True,
-            "string_match": {"safe_regex": {"regex": COMPLETION_PATHS + r"(\?.*)?"}},
-        }]},
-        404, error_body("There is no such path here.", INVALID, "not_found"),
+        {
+            **anywhere,
+            "headers": [
+                {
+                    "name": ":path",
+                    "invert_match": True,
+                    "string_match": {"safe_regex": {"regex": COMPLETION_PATHS + r"(\?.*)?"}},
+                }
+            ],
+        },
+        404,
+        error_body("There is no such path here.", INVALID, "not_found"),
     )
     yield _answer(
         "unknown-method",
-        {**anywhere, "headers": [{"name": ":method", "invert_match": True, "string_match": {"exact": "POST"}}]},
-        405, error_body("Only POST is allowed here.", INVALID, "method_not_allowed"),
+        {
+            **anywhere,
+            "headers": [{"name": ":method", "invert_match": True, "string_match": {"exact": "POST"}}],
+        },
+        405,
+        error_body("Only POST is allowed here.", INVALID, "method_not_allowed"),
     )
 
 
@@ -158,24 +180,35 @@ def _models(state: GatewayState) -> Iterable[Message]:
     for tenant in state.tenants:
         groups.setdefault(visible_models(state.policies, tenant), []).append(tenant.name)
     for models, tenants in sorted(groups.items()):
-        listing = {"object": "list", "data": [
-            {"id": model, "object": "model", "created": 0, "owned_by": "sluice"} for model in models
-        ]}
+        listing = {
+            "object": "list",
+            "data": [
+                {"id": model, "object": "model", "created": 0, "owned_by": "sluice"} for model in models
+            ],
+        }
         yield _answer(
             "models",
-            {"path": "/v1/models", "headers": [
-                {"name": ":method", "string_match": {"exact": "GET"}}, _one_of("x-sluice-tenant", tenants),
-            ]},
-            200, json.dumps(listing),
+            {
+                "path": "/v1/models",
+                "headers": [
+                    {"name": ":method", "string_match": {"exact": "GET"}},
+                    _one_of("x-sluice-tenant", tenants),
+                ],
+            },
+            200,
+            json.dumps(listing),
         )
 
 
 def visible_models(policies: Iterable[Policy], tenant: Tenant) -> tuple[str, ...]:
     """Names of the models that some rule gives to the tenant."""
-    return tuple(sorted(
-        policy.model for policy in policies
-        if any(not rule.tenants or tenant.name in rule.tenants for rule in policy.rules)
-    ))
+    return tuple(
+        sorted(
+            policy.model
+            for policy in policies
+            if any(not rule.tenants or tenant.name in rule.tenants for rule in policy.rules)
+        )
+    )
 
 
 def _model_is(matcher: dict[str, Any]) -> dict[str, Any]:
@@ -185,12 +218,18 @@ def _model_is(matcher: dict[str, Any]) -> dict[str, Any]:
 def _rest() -> Iterable[Message]:
     """Routes after those of the policies."""
     yield _answer(
-        "unknown-model", {"prefix": "/", "dynamic_metadata": [_model_is({"safe_regex": {"regex": r"(?s).+"}})]},
-        404, error_body("There is no such model.", INVALID, "model_not_found", "model"),
+        "unknown-model",
+        {"prefix": "/", "dynamic_metadata": [_model_is({"safe_regex": {"regex": r"(?s).+"}})]},
+        404,
+        error_body("There is no such model.", INVALID, "model_not_found", "model"),
     )
     yield _answer(
-        "no-model", {"prefix": "/"},
-        400, error_body("The body must be application/json, an object with a string 'model'.", INVALID, "invalid_body"),
+        "no-model",
+        {"prefix": "/"},
+        400,
+        error_body(
+            "The body must be application/json, an object with a string 'model'.", INVALID, "invalid_body"
+        ),
     )
 
 
@@ -198,8 +237,10 @@ def _rest() -> Iterable[Message]:
 def _policy_routes(policy: Policy) -> tuple[Message, ...]:
     model = _model_is({"exact": policy.model})
     refused = _answer(
-        f"{policy.name} ", {"prefix": "/", "dynamic_metadata": [model]},
-        403, error_body("No rule takes this request.", "permission_error", "no_rule"),
+        f"{policy.name} ",
+        {"prefix": "/", "dynamic_metadata": [model]},
+        403,
+        error_body("No rule takes this request.", "permission_error", "no_rule"),
     )
     return (*(_rule_route(policy, rule, model) for rule in policy.rules), refused)
 
@@ -215,17 +256,27 @@ def _rule_route(policy: Policy, rule: Rule, model: dict[str, Any]) -> Message:
         match=match,
         route=_action(policy.name, rule, rule.stable),
         # For access records of requests that reached no pod: they know the arm, but not its backend.
-        metadata={"filter_metadata": {METADATA: struct({
-            arm: meant.cluster for arm, meant in (("stable", rule.stable), ("candidate", rule.candidate)) if meant
-        })}},
+        metadata={
+            "filter_metadata": {
+                METADATA: struct(
+                    {
+                        arm: meant.cluster
+                        for arm, meant in (("stable", rule.stable), ("candidate", rule.candidate))
+                        if meant
+                    }
+                )
+            }
+        },
         request_headers_to_add=[_header("x-sluice-policy", policy.name), _header("x-sluice-rule", rule.name)],
     )
 
 
 def _conditions(rule: Rule) -> Iterable[dict[str, Any]]:
     for header, values in (
-        ("x-sluice-task", rule.tasks), ("x-sluice-tenant", rule.tenants),
-        ("x-sluice-data-class", rule.data_classes), ("x-sluice-risk", rule.risks),
+        ("x-sluice-task", rule.tasks),
+        ("x-sluice-tenant", rule.tenants),
+        ("x-sluice-data-class", rule.data_classes),
+        ("x-sluice-risk", rule.risks),
     ):
         if values:
             yield _one_of(header, values)
@@ -247,11 +298,13 @@ def _action(policy: str, rule: Rule, stable: Arm) -> dict[str, Any]:
         ],
     }
     if rule.candidate is not None:
-        # The candidate's buckets come first: they only ever grow at their upper end, so who is there stays there.
+        # The candidate's buckets come first: they grow at their upper end only, so who is there stays there.
         arms.insert(0, _weighted(candidate_cluster, "candidate", rule.candidate, rule, 0))
         action["request_mirror_policies"] = [_mirror(policy, rule, rule.candidate, candidate_cluster)]
     action["weighted_clusters"] = {
-        "clusters": arms, "runtime_key_prefix": weight_prefix(policy, rule), "use_hash_policy": {"value": True},
+        "clusters": arms,
+        "runtime_key_prefix": weight_prefix(policy, rule),
+        "use_hash_policy": {"value": True},
     }
     return action
 
@@ -271,8 +324,11 @@ def arm_headers(name: str, arm: Arm, rule: Rule) -> tuple[tuple[str, str], ...]:
 
 
 def host_of(cluster: str) -> str:
-    """Host header for pods: ours, never the client's."""
+    """Host header for pods and services: ours, never the client's."""
     namespace, _, name = cluster.partition("/")
+    if name.startswith("svc:"):
+        service, _, port = name.removeprefix("svc:").partition(":")
+        return f"{service}.{namespace}:{port}"
     return re.sub(r"[^a-z0-9.-]", "-", f"{name or 'backend'}.{namespace}".lower())
 
 
@@ -281,7 +337,8 @@ def _mirror(policy: str, rule: Rule, arm: Arm, cluster: str) -> dict[str, Any]:
     return {
         "cluster": cluster.split(CHAIN, 1)[0],
         "runtime_fraction": {
-            "default_value": {"numerator": 0, "denominator": 0}, "runtime_key": mirror_key(policy, rule),
+            "default_value": {"numerator": 0, "denominator": 0},
+            "runtime_key": mirror_key(policy, rule),
         },
         "trace_sampled": {"value": False},
         "disable_shadow_host_suffix_append": True,
@@ -298,9 +355,11 @@ def _retry_policy(rule: Rule) -> dict[str, Any]:
         "retry_on": RETRY_ON,
         "retriable_status_codes": [502, 503],
         "num_retries": {"value": tries * (1 + len(rule.fallbacks)) - 1},
-        "retry_host_predicate": [extension(
-            "envoy.retry_host_predicates.previous_hosts", previous_hosts_pb2.PreviousHostsPredicate()
-        )],
+        "retry_host_predicate": [
+            extension(
+                "envoy.retry_host_predicates.previous_hosts", previous_hosts_pb2.PreviousHostsPredicate()
+            )
+        ],
         "host_selection_retry_max_attempts": 3,
         "retry_back_off": {"base_interval": duration(0.005), "max_interval": duration(0.1)},
     }

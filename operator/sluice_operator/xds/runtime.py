@@ -1,7 +1,8 @@
 """Weights and mirror shares as one runtime layer: the only thing that a rollback has to move.
 
-Keys carry the attempt and the candidate's cluster and configuration, so that what was meant for one candidate can
-never apply to the next. Without the layer (its TTL has run out) every route falls back to its own weights: stable all.
+Keys carry the attempt and the candidate's cluster and configuration, so that what was meant for one
+candidate can never apply to the next. Without the layer (its TTL has run out) every route falls back to its
+own weights: stable all.
 """
 
 from __future__ import annotations
@@ -31,11 +32,14 @@ def mirror_key(policy: str, rule: Rule) -> str:
 def build_runtime(desired: GatewayState, in_force: GatewayState) -> Message:
     """The layer for the routes in force, with the weights that are desired.
 
-    The two differ while a policy's newest version is quarantined: its last good routes stay, and an attempt that the
-    desired state no longer has gets nothing.
+    The two differ while a policy's newest version is quarantined: its last good routes stay, and an attempt
+    that the desired state no longer has gets nothing.
     """
     wanted = {
-        _key(policy.name, rule): rule for policy in desired.policies for rule in policy.rules if rule.candidate
+        _key(policy.name, rule): rule
+        for policy in desired.policies
+        for rule in policy.rules
+        if rule.candidate
     }
     layer: dict[str, int] = {}
     for policy in in_force.policies:
@@ -61,5 +65,11 @@ def _entries(policy: Policy, rule: Rule, wanted: Rule | None) -> dict[str, int]:
 
 def _key(policy: str, rule: Rule) -> str:
     candidate = rule.candidate
-    parts = (policy, rule.name, rule.attempt, candidate.cluster if candidate else "", candidate.config if candidate else "")
+    parts = (
+        policy,
+        rule.name,
+        rule.attempt,
+        candidate.cluster if candidate else "",
+        candidate.config if candidate else "",
+    )
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

@@ -1,7 +1,8 @@
 """The ADS server: brings one state to all gateways, and knows what each of them has in force.
 
-A push never waits for a gateway, and a gateway that refuses something never keeps weights from going down: weights
-are a resource of their own that is sent at once, for the routes in force as well as for those on their way.
+A push never waits for a gateway, and a gateway that refuses something never keeps weights from going down:
+weights are a resource of their own that is sent at once, for the routes in force as well as for those on
+their way.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .admission import Admission
 from .als import AccessLog, Losses
 from .bootstrap import TlsFiles
 from .build import Resource, Snapshot, build
-from .messages import LDS, RDS, RTDS, TYPES
+from .messages import ECDS, LDS, RDS, RTDS, TYPES
 from .routes import policy_without_weights
 from .runtime import LAYER, build_runtime
 from .session import Sent, Session
@@ -37,7 +38,7 @@ class PushResult:
     versions: Mapping[str, str]
     """Version of each resource type that is now wanted of every gateway."""
     changed: frozenset[str]
-    """Types whose content differs from what was wanted before; a push of weights changes only the runtime layer."""
+    """Types whose content differs from what was wanted before; weights change only the runtime layer."""
     quarantined: Mapping[str, str]
     """``kind/name`` of every object held back, with the reason."""
     num_gateways: int
@@ -99,18 +100,26 @@ class AdsServer(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: ignor
     async def start(self) -> int:
         """Listen; returns the port."""
         # Gateways are few and long-lived; a dead peer must be noticed within seconds, or Ready would lie.
-        self._server = grpc.aio.server(options=[
-            ("grpc.keepalive_time_ms", 5_000), ("grpc.keepalive_timeout_ms", 3_000),
-            ("grpc.http2.min_ping_interval_without_data_ms", 1_000), ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.http2.max_ping_strikes", 0), ("grpc.so_reuseport", 0),
-            ("grpc.max_receive_message_length", 64 << 20), ("grpc.max_send_message_length", 256 << 20),
-        ])
+        self._server = grpc.aio.server(
+            options=[
+                ("grpc.keepalive_time_ms", 5_000),
+                ("grpc.keepalive_timeout_ms", 3_000),
+                ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.max_ping_strikes", 0),
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", 64 << 20),
+                ("grpc.max_send_message_length", 256 << 20),
+            ]
+        )
         ads_pb2_grpc.add_AggregatedDiscoveryServiceServicer_to_server(self, self._server)
         als_pb2_grpc.add_AccessLogServiceServicer_to_server(self._access_log, self._server)
         where = f"{self._bind[0]}:{self._bind[1]}"
         credentials = await asyncio.to_thread(_credentials, self._tls) if self._tls else None
         port = (
-            self._server.add_secure_port(where, credentials) if credentials else self._server.add_insecure_port(where)
+            self._server.add_secure_port(where, credentials)
+            if credentials
+            else self._server.add_insecure_port(where)
         )
         await self._server.start()
         self._spawn(self._heartbeats())
@@ -139,11 +148,14 @@ class AdsServer(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: ignor
 
     async def wait_in_force(self, timeout: float, *, weights_only: bool = False) -> InForce:  # noqa: ASYNC109
         """Wait until every connected gateway (at least one) has acknowledged all, or just the weights."""
+
         def done() -> bool:
             sessions = self._sessions
             held = bool(self._admission.held) and not weights_only
-            return bool(sessions) and not held and all(
-                s.has(RTDS) if weights_only else s.in_force() for s in sessions
+            return (
+                bool(sessions)
+                and not held
+                and all(s.has(RTDS) if weights_only else s.in_force() for s in sessions)
             )
 
         try:
@@ -154,14 +166,14 @@ class AdsServer(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: ignor
         return InForce(True, len(self._sessions), self.quarantined)
 
     def acked_clusters(self) -> dict[str, frozenset[Endpoint]]:
-        """Clusters that every connected gateway has acknowledged, each with the endpoints that all of them have."""
+        """Clusters that every connected gateway has acknowledged, with the endpoints that all have."""
         views = [session.endpoints() for session in self._sessions]
         if not views:
             return {}
         names = set.intersection(*(set(view) for view in views))
         return {name: frozenset.intersection(*(view[name] for view in views)) for name in sorted(names)}
 
-    async def StreamAggregatedResources(  # noqa: N802
+    async def StreamAggregatedResources(
         self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[Any]:
         """One gateway, until it hangs up."""
@@ -191,7 +203,11 @@ class AdsServer(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: ignor
 
     def _accepted(self, session: Session) -> None:
         target = self._target
-        if target is None or session.target is not target or not (session.has(LDS) and session.has(RDS)):
+        if (
+            target is None
+            or session.target is not target
+            or not all(session.has(kind) for kind in (ECDS, LDS, RDS))
+        ):
             return
         if target.state != self._admission.accepted:
             self._admission.accept(target.state)
@@ -199,7 +215,7 @@ class AdsServer(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: ignor
 
     def _refused(self, session: Session, kind: str, sent: Sent) -> None:
         log.warning("gateway %s refused %s: %s", session.node, kind.rsplit(".", 1)[-1], sent.refused)
-        if self._target is None or sent.version != session._wanted(kind)[0]:
+        if self._target is None or sent.version != session.wanted(kind)[0]:
             session.advance()
             return
         culprit = self._admission.refuse(sent.snapshot.state, kind, sent.refused)
@@ -247,4 +263,6 @@ class AdsServer(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: ignor
 
 def _credentials(tls: TlsFiles) -> Any:
     key, certificate, authority = (Path(p).read_bytes() for p in (tls.key, tls.certificate, tls.authority))
-    return grpc.ssl_server_credentials([(key, certificate)], root_certificates=authority, require_client_auth=True)
+    return grpc.ssl_server_credentials(
+        [(key, certificate)], root_certificates=authority, require_client_auth=True
+    )

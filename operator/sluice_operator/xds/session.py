@@ -1,7 +1,8 @@
 """One gateway's stream: what it was sent, what it has acknowledged, and what comes next.
 
-Make before break: clusters → their endpoints → listener → routes, each only when the one before is acknowledged, and
-clusters that nobody names any more go last. The runtime layer (weights) waits for nothing and nobody.
+Make before break: clusters → their endpoints → listener → routes, each only when the one before is
+acknowledged, and clusters that nobody names any more go last. The runtime layer (weights) waits for nothing
+and nobody.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from envoy.service.discovery.v3 import discovery_pb2
 
 from .build import Resource, Snapshot
-from .messages import CDS, EDS, LDS, PREFIX, RDS, RTDS, TYPES, digest, duration
+from .messages import CDS, ECDS, EDS, LDS, PREFIX, RDS, RTDS, TYPES, digest, duration
 from .state import Endpoint
 
 
@@ -61,19 +62,20 @@ class Session:
         """Send whatever may be sent now."""
         self._offer(RTDS)
         self._offer(CDS)
-        # Not only once the clusters are acknowledged: Envoy holds that back until their endpoints have arrived.
+        # Not only once clusters are acknowledged: Envoy holds that back until their endpoints have arrived.
         self._offer(EDS)
         if not (self._settled(CDS) and self._endpoints_ready()):
             return
+        self._offer(ECDS)
         self._offer(LDS)
-        if self._settled(LDS):
+        if self._settled(LDS) and self._settled(ECDS):
             self._offer(RDS)
             if self.has(RDS):
                 self._offer(CDS)
                 self._offer(EDS)
 
     def heartbeat(self) -> None:
-        """Send the weights again, whole, so that their TTL starts anew and a layer that had expired comes back."""
+        """Send the weights again, whole: their TTL starts anew, and a layer that had expired comes back."""
         if RTDS in self._names and RTDS in self.sent:
             self._send(RTDS, self.sent[RTDS])
 
@@ -89,9 +91,9 @@ class Session:
         if acked is None or kind not in self._names:
             return False
         if kind == EDS:
-            return self._endpoints_ready() and acked.version == self._wanted(EDS)[0]
+            return self._endpoints_ready() and acked.version == self.wanted(EDS)[0]
         if kind == CDS:
-            return acked.version == self._wanted(CDS)[0]
+            return acked.version == self.wanted(CDS)[0]
         return acked.version == self.target.version(kind)
 
     def endpoints(self) -> dict[str, frozenset[Endpoint]]:
@@ -104,15 +106,19 @@ class Session:
                 found[name] = frozenset()
             elif service in assignments:
                 found[name] = frozenset(
-                    Endpoint(e.endpoint.address.socket_address.address, e.endpoint.address.socket_address.port_value)
-                    for group in assignments[service].message.endpoints for e in group.lb_endpoints
+                    Endpoint(
+                        e.endpoint.address.socket_address.address,
+                        e.endpoint.address.socket_address.port_value,
+                    )
+                    for group in assignments[service].message.endpoints
+                    for e in group.lb_endpoints
                 )
         return found
 
     def _offer(self, kind: str) -> None:
         if kind not in self._names:
             return
-        version, resources = self._wanted(kind)
+        version, resources = self.wanted(kind)
         if kind not in self.sent or self.sent[kind].version != version:
             self.sent[kind] = Sent(version, self.target, resources)
             self._send(kind, self.sent[kind])
@@ -123,7 +129,9 @@ class Session:
         for name, resource in sent.resources.items():
             if kind == RTDS:
                 wrapper = discovery_pb2.Resource(
-                    name=name, version=sent.version, ttl=duration(self._ttl),
+                    name=name,
+                    version=sent.version,
+                    ttl=duration(self._ttl),
                     resource={"type_url": kind, "value": resource.data},
                 )
                 response.resources.add(
@@ -133,7 +141,7 @@ class Session:
                 response.resources.add(type_url=kind, value=resource.data)
         self.outbox.put_nowait(response)
 
-    def _wanted(self, kind: str) -> tuple[str, Mapping[str, Resource]]:
+    def wanted(self, kind: str) -> tuple[str, Mapping[str, Resource]]:
         resources: Mapping[str, Resource] = self.target.resources[kind]
         if kind in (CDS, EDS):
             for sent in self._routes_before():
@@ -171,6 +179,13 @@ class Session:
 
 
 def _version(resources: Mapping[str, Resource], salt: str = "") -> str:
-    return digest((salt.encode(), *(
-        part for name, resource in sorted(resources.items()) for part in (name.encode(), resource.data)
-    )))
+    return digest(
+        (
+            salt.encode(),
+            *(
+                part
+                for name, resource in sorted(resources.items())
+                for part in (name.encode(), resource.data)
+            ),
+        )
+    )

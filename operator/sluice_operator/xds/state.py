@@ -1,7 +1,8 @@
-"""What the gateway shall do, as plain data: the input of the xDS builder and all that the operator says to it.
+"""What the gateway shall do, as plain data: input of the xDS builder and all that the operator says to it.
 
-Weights and mirror shares are kept apart from routes on purpose: they travel in a runtime layer with a TTL, so that a
-rollback is one tiny push that no bad route can block, and a gateway without an operator returns to stable by itself.
+Weights and mirror shares are kept apart from routes on purpose: they travel in a runtime layer with a TTL,
+so that a rollback is one tiny push that no bad route can block, and a gateway without an operator returns
+to stable by itself.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Cluster:
-    """One backend (or HTTP service) as the gateway reaches it. Named ``namespace/name``, services ``namespace/svc:name:port``."""
+    """One backend (``namespace/name``) or HTTP service (``namespace/svc:name:port``) to the gateway."""
 
     name: str
     endpoints: tuple[Endpoint, ...] = ()
@@ -132,7 +133,7 @@ class AccessRecord:
     status: int
     """HTTP status; 0 where none arrived."""
     outcome: str
-    """``ok``, ``error`` (5xx, reset, timeout, no route to a pod), ``rejected`` (4xx), ``cancelled`` (the client left)."""
+    """``ok``, ``error`` (5xx, reset, timeout, no pod), ``rejected`` (4xx), ``cancelled`` (client left)."""
     flags: str
     """Envoy response flags."""
     start: float

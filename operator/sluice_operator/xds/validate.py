@@ -1,7 +1,8 @@
 """What is wrong with an object before Envoy ever sees it.
 
-Envoy refuses a whole resource for one bad item, so each object is looked at alone and against those already in force:
-of two that want the same key or model name, the one that is in force keeps it; among newcomers, the first by name.
+Envoy refuses a whole resource for one bad item, so each object is looked at alone and against those already
+in force: of two that want the same key or model name, the one that is in force keeps it; among newcomers,
+the first by name.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from .listener import JWT_SHAPE
+from .identity import JWT_SHAPE
 from .state import Cluster, GatewayState, Policy, Tenant
 
 Problem = tuple[str, str, str]

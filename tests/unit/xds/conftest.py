@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 from aiohttp import web
+
 from sluice_operator.api.common import DataClass, Risk
 from sluice_operator.xds.local import LocalEnvoy, free_port
 from sluice_operator.xds.server import AdsServer
@@ -108,8 +109,22 @@ class World:
             "clusters": self.clusters(),
             "policies": (Policy("ns/policy", "m", rules),),
             "tenants": (
-                Tenant("acme", "finance", ("key-acme",), tasks=("chat", "kyc"), data_classes=tuple(DataClass), risks=tuple(Risk)),
-                Tenant("small", "retail", ("key-small",), tasks=("chat",), data_classes=(DataClass.PUBLIC,), risks=(Risk.LOW,)),
+                Tenant(
+                    "acme",
+                    "finance",
+                    ("key-acme",),
+                    tasks=("chat", "kyc"),
+                    data_classes=tuple(DataClass),
+                    risks=tuple(Risk),
+                ),
+                Tenant(
+                    "small",
+                    "retail",
+                    ("key-small",),
+                    tasks=("chat",),
+                    data_classes=(DataClass.PUBLIC,),
+                    risks=(Risk.LOW,),
+                ),
             ),
             "credential": "pod-secret%",
         }
@@ -125,13 +140,27 @@ class World:
         assert result.ok, (result, self.envoy and self.envoy.log)
 
     async def chat(
-        self, model: Any = "m", *, key: str | None = "key-acme", headers: dict[str, str] | None = None,
-        body: Any = None, path: str = "/v1/chat/completions", method: str = "POST", session: aiohttp.ClientSession | None = None,
+        self,
+        model: Any = "m",
+        *,
+        key: str | None = "key-acme",
+        headers: dict[str, str] | None = None,
+        body: Any = None,
+        path: str = "/v1/chat/completions",
+        method: str = "POST",
+        session: aiohttp.ClientSession | None = None,
     ) -> Answer:
-        sent = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {}), **(headers or {})}
+        sent = {
+            "content-type": "application/json",
+            **({"authorization": f"Bearer {key}"} if key else {}),
+            **(headers or {}),
+        }
         data = body if body is not None else json.dumps({"model": model, "messages": []})
         async with (session or self.http).request(
-            method, f"http://127.0.0.1:{self.port}{path}", data=data if method == "POST" else None, headers=sent
+            method,
+            f"http://127.0.0.1:{self.port}{path}",
+            data=data if method == "POST" else None,
+            headers=sent,
         ) as response:
             text = await response.text()
             return Answer(response.status, {k.lower(): v for k, v in response.headers.items()}, text)
@@ -171,8 +200,12 @@ async def open_world(*, envoy: bool = True, **server_options: Any) -> AsyncItera
     records: list[AccessRecord] = []
     quarantines: list[tuple[str, str]] = []
     server = AdsServer(
-        host="127.0.0.1", port=0, gateway_address=("127.0.0.1", port), on_record=records.append,
-        on_quarantine=lambda name, message: quarantines.append((name, message)), **server_options,
+        host="127.0.0.1",
+        port=0,
+        gateway_address=("127.0.0.1", port),
+        on_record=records.append,
+        on_quarantine=lambda name, message: quarantines.append((name, message)),
+        **server_options,
     )
     ads_port = await server.start()
     pods = {name: await Pod().start() for name in ("stable", "candidate", "third")}
@@ -187,7 +220,7 @@ async def open_world(*, envoy: bool = True, **server_options: Any) -> AsyncItera
             yield world
         finally:
             if os.environ.get("SLUICE_ENVOY_LOG") and world.envoy:
-                print(world.envoy.log)  # noqa: T201
+                print(world.envoy.log)
     await server.stop()
     for pod in pods.values():
         await pod.stop()

@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+
 from sluice_operator.xds.als import unit
 from sluice_operator.xds.state import Arm, Cluster, Endpoint, Rule
 
@@ -19,7 +20,9 @@ PLAIN = Rule("all", Arm("ns/stable", "c-stable"), retries=1)
 
 def status(code: int) -> Any:
     async def answer(request: web.Request) -> web.StreamResponse:
-        return web.json_response({"error": {"message": "m", "type": "t", "param": None, "code": "own"}}, status=code)
+        return web.json_response(
+            {"error": {"message": "m", "type": "t", "param": None, "code": "own"}}, status=code
+        )
 
     return answer
 
@@ -44,6 +47,7 @@ async def reset_after_first_chunk(request: web.Request) -> web.StreamResponse:
 
 async def final_records(world: Any, eventually: Any, kind: str, count: int) -> list[Any]:
     """Records of one kind, once there are so many."""
+
     def probe() -> list[Any] | None:
         found = [r for r in world.records if r.kind == kind and r.final]
         return found if len(found) >= count else None
@@ -67,7 +71,9 @@ async def test_streams_pass_unbuffered(world: Any) -> None:
 
     world.pods["stable"].answer = answer
     async with world.http.post(
-        f"http://127.0.0.1:{world.port}/v1/completions", json={"model": "m", "stream": True}, headers={"authorization": "Bearer key-acme"}
+        f"http://127.0.0.1:{world.port}/v1/completions",
+        json={"model": "m", "stream": True},
+        headers={"authorization": "Bearer key-acme"},
     ) as response:
         assert await response.content.readline() == b"data: first\n"
         arrived.set()
@@ -111,14 +117,22 @@ async def test_nothing_is_retried_after_the_first_byte(world: Any, eventually: A
 
 
 async def test_fallback_with_evidence_for_each_attempt(world: Any, eventually: Any) -> None:
-    rule = replace(PLAIN, retries=0, candidate=Arm("ns/candidate", "c-candidate"), attempt="a1", weight=100, fallbacks=("ns/third",))
+    rule = replace(
+        PLAIN,
+        retries=0,
+        candidate=Arm("ns/candidate", "c-candidate"),
+        attempt="a1",
+        weight=100,
+        fallbacks=("ns/third",),
+    )
     await world.push(world.state(rule))
     world.pods["candidate"].answer = status(503)
     answer = await world.chat()
     assert (answer.status, answer.json) == (200, {"pod": world.pods["third"].port})
     attempts = await final_records(world, eventually, "attempt", 2)
     assert [(r.cluster, r.arm, r.attempt, r.status, r.outcome) for r in attempts] == [
-        ("ns/candidate", "candidate", "a1", 503, "error"), ("ns/third", "candidate", "a1", 200, "ok"),
+        ("ns/candidate", "candidate", "a1", 503, "error"),
+        ("ns/third", "candidate", "a1", 200, "ok"),
     ]
     (request,) = await final_records(world, eventually, "request", 1)
     assert (request.status, request.outcome, request.cluster) == (200, "ok", "ns/third")
@@ -136,7 +150,12 @@ async def test_no_endpoint(world: Any, eventually: Any) -> None:
     answer = await world.chat()
     assert (answer.status, answer.code, answer.headers["retry-after"]) == (503, "no_endpoint", "1")
     (record,) = await final_records(world, eventually, "request", 1)
-    assert (record.policy, record.rule, record.cluster, record.outcome) == ("ns/policy", "all", "ns/stable", "error")
+    assert (record.policy, record.rule, record.cluster, record.outcome) == (
+        "ns/policy",
+        "all",
+        "ns/stable",
+        "error",
+    )
     assert record.tenant == "acme"
     assert record.arm == "stable"
 
@@ -193,7 +212,9 @@ async def test_timeouts(world: Any, eventually: Any) -> None:
 
 
 async def test_records_of_a_request(world: Any, eventually: Any) -> None:
-    await world.push(world.state(replace(PLAIN, candidate=Arm("ns/candidate", "c"), attempt="a1", shadow_percent=100)))
+    await world.push(
+        world.state(replace(PLAIN, candidate=Arm("ns/candidate", "c"), attempt="a1", shadow_percent=100))
+    )
     answer = await world.chat(headers={"sluice-conversation": "secret talk", "sluice-task": "kyc"})
     attempts = await final_records(world, eventually, "attempt", 2)
     (request,) = await final_records(world, eventually, "request", 1)
@@ -213,12 +234,17 @@ async def test_records_of_a_request(world: Any, eventually: Any) -> None:
 
 async def test_failed_mirrors_are_recorded(world: Any, eventually: Any) -> None:
     clusters = (*world.clusters()[:1], Cluster("ns/candidate", (Endpoint("127.0.0.1", 1),)))
-    await world.push(world.state(
-        replace(PLAIN, candidate=Arm("ns/candidate", "c"), attempt="a1", shadow_percent=100), clusters=clusters
-    ))
+    await world.push(
+        world.state(
+            replace(PLAIN, candidate=Arm("ns/candidate", "c"), attempt="a1", shadow_percent=100),
+            clusters=clusters,
+        )
+    )
     assert (await world.chat()).status == 200
     mirrors = await eventually(lambda: [r for r in world.records if r.mirror and r.final])
-    assert {(r.kind, r.outcome, r.arm, r.cluster) for r in mirrors} == {("attempt", "error", "candidate", "ns/candidate")}
+    assert {(r.kind, r.outcome, r.arm, r.cluster) for r in mirrors} == {
+        ("attempt", "error", "candidate", "ns/candidate")
+    }
 
 
 @pytest.mark.parametrize("streaming", [False, True])

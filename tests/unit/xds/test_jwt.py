@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from sluice_operator.xds.state import Jwt, Tenant
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="session")]
@@ -38,12 +39,15 @@ def jwt(*claims: tuple[str, str]) -> Jwt:
 
 def with_jwt(world: Any) -> Any:
     state = world.state()
-    return replace(state, tenants=(
-        *state.tenants,
-        Tenant("org", "shared", jwt=jwt(("org", "one"))),
-        Tenant("org-admin", "shared", jwt=jwt(("org", "one"), ("role", "admin"))),
-        Tenant("key-too", "x", ("key-too",), jwt=jwt(("org", "three"))),
-    ))
+    return replace(
+        state,
+        tenants=(
+            *state.tenants,
+            Tenant("org", "shared", jwt=jwt(("org", "one"))),
+            Tenant("org-admin", "shared", jwt=jwt(("org", "one"), ("role", "admin"))),
+            Tenant("key-too", "x", ("key-too",), jwt=jwt(("org", "three"))),
+        ),
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,7 +72,9 @@ def with_jwt(world: Any) -> Any:
         (lambda: None, 401, None, None),
     ],
 )
-async def test_either_credential(world: Any, credential: Any, status: int, tenant: str | None, user: str | None) -> None:
+async def test_either_credential(
+    world: Any, credential: Any, status: int, tenant: str | None, user: str | None
+) -> None:
     await world.push(with_jwt(world))
     answer = await world.chat(key=credential())
     assert answer.status == status, answer.text
@@ -83,7 +89,9 @@ async def test_either_credential(world: Any, credential: Any, status: int, tenan
 @pytest.mark.parametrize("header", ["x-sluice-identity", "x-sluice-user"])
 async def test_nobody_names_himself(world: Any, header: str) -> None:
     await world.push(with_jwt(world))
-    assert (await world.chat(key=token(org="two"), headers={header: "acme finance"})).code == "permission_denied"
+    assert (
+        await world.chat(key=token(org="two"), headers={header: "acme finance"})
+    ).code == "permission_denied"
     assert (await world.chat(headers={header: "acme finance"})).status == 200
     assert world.seen("stable")[0]["x-sluice-tenant"] == "acme"
     assert "x-sluice-user" not in world.seen("stable")[0]

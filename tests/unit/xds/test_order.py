@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from sluice_operator.xds.local import LocalEnvoy
 from sluice_operator.xds.messages import CDS, EDS, RTDS
 from sluice_operator.xds.state import Arm, Cluster, Jwt, Policy, Rule, Tenant
@@ -30,7 +31,8 @@ async def test_a_refused_policy_holds_up_nothing_else(world: Any) -> None:
     assert (await world.chat()).json == {"pod": world.pods["candidate"].port}
     more = tuple(policy(f"p{i}", "third") for i in range(7))
     state = replace(
-        world.state(replace(CANARY, weight=0)), policies=(*world.state(replace(CANARY, weight=0)).policies, *more[:3], POISON, *more[3:])
+        world.state(replace(CANARY, weight=0)),
+        policies=(*world.state(replace(CANARY, weight=0)).policies, *more[:3], POISON, *more[3:]),
     )
     result = await world.server.push(state)
     assert RTDS in result.changed
@@ -96,7 +98,13 @@ async def test_no_request_fails_while_everything_moves(world: Any) -> None:
         name = ("stable", "candidate", "third")[i % 3]
         new = Cluster(f"ns/new{i}", (world.pods[name].endpoint,), max_requests=100 + i)
         state = world.state(
-            replace(CANARY, stable=Arm(new.name, f"c{i}"), candidate=Arm(f"ns/{name}", "c"), attempt=f"a{i}", weight=50),
+            replace(
+                CANARY,
+                stable=Arm(new.name, f"c{i}"),
+                candidate=Arm(f"ns/{name}", "c"),
+                attempt=f"a{i}",
+                weight=50,
+            ),
             clusters=(*world.clusters(max_requests=100 + i), new),
         )
         await world.push(state)
@@ -113,7 +121,11 @@ async def test_only_what_changed_is_pushed(world: Any) -> None:
 
 
 async def test_acknowledged_clusters_tell_the_truth(world: Any, open_world: Any) -> None:
-    await world.push(world.state(clusters=(*world.clusters(), Cluster("ns/empty"), Cluster("ns/svc", dns=("localhost", 80)))))
+    await world.push(
+        world.state(
+            clusters=(*world.clusters(), Cluster("ns/empty"), Cluster("ns/svc", dns=("localhost", 80)))
+        )
+    )
     acked = world.server.acked_clusters()
     assert acked["ns/stable"] == {world.pods["stable"].endpoint}
     assert acked["ns/empty"] == frozenset()
@@ -142,10 +154,14 @@ async def test_push_latency_is_printed(world: Any) -> None:
     times: dict[str, list[float]] = {"weights": [], "routes": []}
     for i in range(20):
         for kind, rule in (
-            ("routes", replace(CANARY, attempt=f"a{i}", weight=0)), ("weights", replace(CANARY, attempt=f"a{i}", weight=50)),
+            ("routes", replace(CANARY, attempt=f"a{i}", weight=0)),
+            ("weights", replace(CANARY, attempt=f"a{i}", weight=50)),
         ):
             start = time.perf_counter()
             await world.push(world.state(rule))
             times[kind].append(time.perf_counter() - start)
     for kind, values in times.items():
-        print(f"{kind}: in force after {statistics.median(values) * 1e3:.1f} ms (median), {max(values) * 1e3:.1f} ms (worst of 20)")  # noqa: T201
+        print(
+            f"{kind}: in force after {statistics.median(values) * 1e3:.1f} ms (median), "
+            f"{max(values) * 1e3:.1f} ms (worst of 20)"
+        )

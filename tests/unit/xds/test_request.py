@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from sluice_operator.api.common import DataClass, Risk
 from sluice_operator.xds.state import Arm, Policy, Rule, Tenant
 
@@ -14,9 +15,18 @@ pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="session")]
 async def test_context_headers_replace_what_the_client_sent(world: Any) -> None:
     await world.push(world.state())
     spoofed = {
-        "X-Sluice-Tenant": "root", "x-sluice-arm": "candidate", "x-sluice-mirror": "1", "x-sluice-anything": "1",
-        "x-request-id": "mine", "Host": "x-shadow", "x-envoy-max-retries": "9", "x-envoy-upstream-rq-timeout-ms": "1",
-        "sluice-task": "kyc", "sluice-data-class": "Internal", "sluice-risk": "Low", "sluice-conversation": "c 1",
+        "X-Sluice-Tenant": "root",
+        "x-sluice-arm": "candidate",
+        "x-sluice-mirror": "1",
+        "x-sluice-anything": "1",
+        "x-request-id": "mine",
+        "Host": "x-shadow",
+        "x-envoy-max-retries": "9",
+        "x-envoy-upstream-rq-timeout-ms": "1",
+        "sluice-task": "kyc",
+        "sluice-data-class": "Internal",
+        "sluice-risk": "Low",
+        "sluice-conversation": "c 1",
         "sluice-user-time": "1700000000",
     }
     answer = await world.chat(headers=spoofed)
@@ -24,9 +34,18 @@ async def test_context_headers_replace_what_the_client_sent(world: Any) -> None:
     (headers,) = world.seen("stable")
     ours = {k: v for k, v in headers.items() if k.startswith(("x-sluice-", "sluice-"))}
     assert ours == {
-        "x-sluice-tenant": "acme", "x-sluice-domain": "finance", "x-sluice-task": "kyc", "x-sluice-data-class": "Internal",
-        "x-sluice-risk": "Low", "x-sluice-conversation": "c 1", "x-sluice-policy": "ns/policy", "x-sluice-rule": "all",
-        "x-sluice-arm": "stable", "x-sluice-config": "c-stable", "x-sluice-attempt": "", "x-sluice-credential": "pod-secret%",
+        "x-sluice-tenant": "acme",
+        "x-sluice-domain": "finance",
+        "x-sluice-task": "kyc",
+        "x-sluice-data-class": "Internal",
+        "x-sluice-risk": "Low",
+        "x-sluice-conversation": "c 1",
+        "x-sluice-policy": "ns/policy",
+        "x-sluice-rule": "all",
+        "x-sluice-arm": "stable",
+        "x-sluice-config": "c-stable",
+        "x-sluice-attempt": "",
+        "x-sluice-credential": "pod-secret%",
         "sluice-user-time": "1700000000",
     }
     assert headers["host"] == "stable.ns"
@@ -61,7 +80,9 @@ async def test_absent_claims_mean_the_strictest(world: Any) -> None:
         ("key-small", {"sluice-task": "chat", "sluice-data-class": "Public", "sluice-risk": "Low"}, 200, ""),
     ],
 )
-async def test_identity_and_claims(world: Any, key: str, headers: dict[str, str], status: int, code: str) -> None:
+async def test_identity_and_claims(
+    world: Any, key: str, headers: dict[str, str], status: int, code: str
+) -> None:
     await world.push(world.state())
     answer = await world.chat(key=key, headers=headers)
     assert answer.status == status, answer.text
@@ -99,7 +120,12 @@ async def test_malformed_requests(world: Any, request_: dict[str, Any], status: 
 
 @pytest.mark.parametrize(
     "content_type",
-    ["application/json", "application/json; charset=utf-8", "application/json;charset=UTF-8", "Application/JSON; charset=latin-1"],
+    [
+        "application/json",
+        "application/json; charset=utf-8",
+        "application/json;charset=UTF-8",
+        "Application/JSON; charset=latin-1",
+    ],
 )
 async def test_json_with_any_charset(world: Any, content_type: str) -> None:
     await world.push(world.state())
@@ -116,19 +142,35 @@ async def test_large_body_passes(world: Any) -> None:
 RULES = {
     "task": ({"tasks": ("kyc", "chat")}, {"headers": {"sluice-task": "chat"}}, {"headers": {}}),
     "tenant": ({"tenants": ("acme",)}, {}, {"key": "key-small"}),
-    "data_class": ({"data_classes": (DataClass.RESTRICTED,)}, {}, {"headers": {"sluice-data-class": "Public"}}),
+    "data_class": (
+        {"data_classes": (DataClass.RESTRICTED,)},
+        {},
+        {"headers": {"sluice-data-class": "Public"}},
+    ),
     "risk": ({"risks": (Risk.LOW, Risk.MEDIUM)}, {"headers": {"sluice-risk": "Medium"}}, {}),
-    "min_bytes": ({"min_bytes": 100}, {"body": '{"model":"m"}'.ljust(100)}, {"body": '{"model":"m"}'.ljust(99)}),
-    "max_bytes": ({"max_bytes": 100}, {"body": '{"model":"m"}'.ljust(99)}, {"body": '{"model":"m"}'.ljust(100)}),
+    "min_bytes": (
+        {"min_bytes": 100},
+        {"body": '{"model":"m"}'.ljust(100)},
+        {"body": '{"model":"m"}'.ljust(99)},
+    ),
+    "max_bytes": (
+        {"max_bytes": 100},
+        {"body": '{"model":"m"}'.ljust(99)},
+        {"body": '{"model":"m"}'.ljust(100)},
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", RULES)
 async def test_first_match_wins(world: Any, kind: str) -> None:
     match, taken, passed_on = RULES[kind]
-    await world.push(world.state(
-        Rule("first", Arm("ns/candidate", "c1"), **match), Rule("second", Arm("ns/stable", "c2")), Rule("never", Arm("ns/third", "c3")),
-    ))
+    await world.push(
+        world.state(
+            Rule("first", Arm("ns/candidate", "c1"), **match),
+            Rule("second", Arm("ns/stable", "c2")),
+            Rule("never", Arm("ns/third", "c3")),
+        )
+    )
     assert (await world.chat(**taken)).status == 200
     assert [h["x-sluice-rule"] for h in world.seen("candidate")] == ["first"]
     assert (await world.chat(**passed_on)).status == 200
@@ -136,7 +178,11 @@ async def test_first_match_wins(world: Any, kind: str) -> None:
 
 
 async def test_chunked_body_has_a_length(world: Any) -> None:
-    await world.push(world.state(Rule("long", Arm("ns/candidate", "c"), min_bytes=1000), Rule("short", Arm("ns/stable", "c"))))
+    await world.push(
+        world.state(
+            Rule("long", Arm("ns/candidate", "c"), min_bytes=1000), Rule("short", Arm("ns/stable", "c"))
+        )
+    )
 
     async def pieces(size: int) -> Any:
         yield b'{"model":"m",'
@@ -148,9 +194,12 @@ async def test_chunked_body_has_a_length(world: Any) -> None:
 
 
 async def test_no_rule_and_refusal(world: Any) -> None:
-    await world.push(world.state(
-        Rule("unsafe", refusal=(451, 'Not "here" 100%.'), risks=(Risk.LOW,)), Rule("kyc", Arm("ns/stable", "c"), tasks=("kyc",)),
-    ))
+    await world.push(
+        world.state(
+            Rule("unsafe", refusal=(451, 'Not "here" 100%.'), risks=(Risk.LOW,)),
+            Rule("kyc", Arm("ns/stable", "c"), tasks=("kyc",)),
+        )
+    )
     answer = await world.chat()
     assert (answer.status, answer.code) == (403, "no_rule")
     answer = await world.chat(headers={"sluice-risk": "Low"})
@@ -160,9 +209,14 @@ async def test_no_rule_and_refusal(world: Any) -> None:
 
 async def test_models_are_those_that_a_tenant_can_reach(world: Any) -> None:
     rule = Rule("all", Arm("ns/stable", "c"))
-    await world.push(world.state(policies=(
-        Policy("ns/a", "open", (rule,)), Policy("ns/b", "closed", (Rule("r", Arm("ns/stable", "c"), tenants=("acme",)),)),
-    )))
+    await world.push(
+        world.state(
+            policies=(
+                Policy("ns/a", "open", (rule,)),
+                Policy("ns/b", "closed", (Rule("r", Arm("ns/stable", "c"), tenants=("acme",)),)),
+            )
+        )
+    )
 
     async def models(key: str) -> list[str]:
         answer = await world.chat(method="GET", path="/v1/models", key=key)

@@ -7,13 +7,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from sluice_operator.xds.messages import RTDS
 from sluice_operator.xds.state import Arm, Rule
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="session")]
 
 CANARY = Rule(
-    "all", Arm("ns/stable", "c-stable"), candidate=Arm("ns/candidate", "c-candidate"), attempt="a1", weight=0, retries=0
+    "all",
+    Arm("ns/stable", "c-stable"),
+    candidate=Arm("ns/candidate", "c-candidate"),
+    attempt="a1",
+    weight=0,
+    retries=0,
 )
 
 
@@ -47,9 +53,9 @@ async def test_arms_are_told_apart(world: Any) -> None:
     await world.push(world.state(replace(CANARY, weight=50)))
     await arms(world, 40)
     for name, config in (("stable", "c-stable"), ("candidate", "c-candidate")):
-        assert {(h["x-sluice-arm"], h["x-sluice-config"], h["x-sluice-attempt"]) for h in world.seen(name)} == {
-            (name, config, "a1")
-        }
+        assert {
+            (h["x-sluice-arm"], h["x-sluice-config"], h["x-sluice-attempt"]) for h in world.seen(name)
+        } == {(name, config, "a1")}
         assert all("x-sluice-mirror" not in h for h in world.seen(name))
 
 
