@@ -1,8 +1,10 @@
-"""Loading of models: safetensors or GGUF only, never pickle, never remote code; and the digest of what was loaded.
+"""Loading of models: safetensors or GGUF only, never pickle, never remote code; and the digest of what was
+loaded.
 
-A checkpoint is inspected before anything reads it: formats, code it would like to run, truncated or missing files, and
-whether its weights fit into the memory that the pod has left. Each finding is a `ModelError` with a reason that fits a
-Kubernetes condition. Invariant: `identity` covers every byte and setting that can change an answer.
+A checkpoint is inspected before anything reads it: formats, code it would like to run, truncated or missing
+files, and whether its weights fit into the memory that the pod has left. Each finding is a `ModelError` with
+a reason that fits a Kubernetes condition. Invariant: `identity` covers every byte and setting that can change
+an answer.
 
 `python -m sluice_runtime.models export` turns a GGUF into an ordinary Hugging Face directory.
 """
@@ -21,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sluice_runtime.engine.linear import pack_bfloat16, quantize_int8, weight_bytes
 from sluice_runtime.engine.machine import memory_available
 from sluice_runtime.engine.tokenizer import Tokenizer
 
@@ -35,7 +38,8 @@ _CODE_KEYS = ("auto_map", "trust_remote_code", "custom_pipelines")
 
 
 class ModelError(Exception):
-    """A model that can't be served. `reason` is machine-readable (CamelCase, fit for a Kubernetes condition)."""
+    """A model that can't be served. `reason` is machine-readable (CamelCase, fit for a Kubernetes
+    condition)."""
 
     reason = "ModelError"
 
@@ -74,7 +78,8 @@ class UnsupportedModel(ModelError):
 class ModelSource:
     """What to load: `path` (a directory, or a GGUF file) or `repo` at `revision`; and how.
 
-    `gguf_file` names the GGUF inside a directory or repo. `chat_template`: a Jinja file that replaces the model's own.
+    `gguf_file` names the GGUF inside a directory or repo. `chat_template`: a Jinja file that replaces the
+    model's own.
     """
 
     path: Path | None = None
@@ -89,7 +94,8 @@ class ModelSource:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in memory. `identity` is `sha256:…` over files and settings; `weight_bytes` what the weights occupy."""
+    """A model in memory. `identity` is `sha256:…` over files and settings; `weight_bytes` what the weights
+    occupy."""
 
     model: Any
     tokenizer: Tokenizer
@@ -110,7 +116,7 @@ class _Checkpoint:
     num_parameters: int
 
 
-# -- finding ------------------------------------------------------------------------------------------------------------
+# -- finding -------------------------------------------------------------------------------------------------
 
 
 def _locate(source: ModelSource) -> tuple[Path, str | None]:
@@ -153,7 +159,7 @@ def _download(source: ModelSource) -> Path:
             raise ModelNotFound(f"repo {source.repo}{at} can't be had: {type(online).__name__}") from online
 
 
-# -- inspecting ---------------------------------------------------------------------------------------------------------
+# -- inspecting ----------------------------------------------------------------------------------------------
 
 
 def inspect(source: ModelSource) -> _Checkpoint:
@@ -174,7 +180,9 @@ def _refuse_code(directory: Path) -> None:
         settings = _read_json(directory / name)
         found = [key for key in _CODE_KEYS if settings.get(key)]
         if found:
-            raise UnsafeFormat(f"{name} wants to run code from the checkpoint ({found[0]}); that is never done")
+            raise UnsafeFormat(
+                f"{name} wants to run code from the checkpoint ({found[0]}); that is never done"
+            )
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -254,17 +262,19 @@ def _check_memory(checkpoint: _Checkpoint, source: ModelSource) -> None:
         size += checkpoint.num_parameters * (4 if source.dtype != "float32" else 0)
     left = memory_available()
     if size > left:
-        raise OutOfMemory(f"loading needs about {size / 2**20:,.0f} MiB, and {left / 2**20:,.0f} MiB are left")
+        raise OutOfMemory(
+            f"loading needs about {size / 2**20:,.0f} MiB, and {left / 2**20:,.0f} MiB are left"
+        )
 
 
-# -- identity -----------------------------------------------------------------------------------------------------------
+# -- identity ------------------------------------------------------------------------------------------------
 
 
 def identity(path: Path, settings: Mapping[str, str] | None = None) -> str:
     """`sha256:…` over names, sizes and contents of the files that loading `path` reads, and over `settings`.
 
-    `path` is a model's directory or a GGUF file. Worked example: the same files elsewhere give the same digest; one
-    byte of the chat template, or `dtype`, changed gives another.
+    `path` is a model's directory or a GGUF file. Worked example: the same files elsewhere give the same
+    digest; one byte of the chat template, or `dtype`, changed gives another.
     """
     directory, gguf_name = _locate(ModelSource(path=path))
     if gguf_name is not None:
@@ -295,13 +305,13 @@ def _digest(files: Sequence[Path], settings: Mapping[str, str]) -> str:
 
 
 def _settings(source: ModelSource) -> dict[str, str]:
-    settings = {"dtype": source.dtype, "quantization": source.quantization or "none"}
+    settings: dict[str, str] = {"dtype": source.dtype, "quantization": source.quantization or "none"}
     if source.chat_template is not None:
         settings["chat_template"] = hashlib.sha256(source.chat_template.read_bytes()).hexdigest()
     return settings
 
 
-# -- loading ------------------------------------------------------------------------------------------------------------
+# -- loading -------------------------------------------------------------------------------------------------
 
 
 def load(source: ModelSource) -> LoadedModel:
@@ -317,16 +327,15 @@ def load(source: ModelSource) -> LoadedModel:
         model = _load_weights(checkpoint, source)
         hf_tokenizer = _load_tokenizer(checkpoint, source)
     if source.quantization == "int8":
-        from sluice_runtime.engine.linear import quantize_int8
-
         quantize_int8(model)
+    elif source.device == "cpu":
+        pack_bfloat16(model)
     eos = _eos_token_ids(model)
-    tensors = {t.data_ptr(): t.numel() * t.element_size() for t in [*model.parameters(), *model.buffers()]}
     return LoadedModel(
         model=model,
         tokenizer=Tokenizer(hf_tokenizer, eos),
         identity=digest,
-        weight_bytes=sum(tensors.values()),
+        weight_bytes=weight_bytes(model),
         max_position_embeddings=_max_positions(model.config),
         eos_token_ids=eos,
         source=source,
@@ -362,7 +371,7 @@ def _quiet() -> None:
     """No progress bars: a pod's log is read by machines."""
     from transformers.utils import logging as transformers_logging
 
-    transformers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _load_weights(checkpoint: _Checkpoint, source: ModelSource) -> Any:
@@ -370,14 +379,16 @@ def _load_weights(checkpoint: _Checkpoint, source: ModelSource) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
 
     options = _gguf_options(checkpoint)
-    config = AutoConfig.from_pretrained(checkpoint.directory, trust_remote_code=False, local_files_only=True, **options)
+    config = AutoConfig.from_pretrained(
+        checkpoint.directory, trust_remote_code=False, local_files_only=True, **options
+    )
     _refuse_batch_dependent(config)
     if checkpoint.gguf is not None:
         # Without this the weights stay quantised, in a form that only GPU kernels take.
         options["quantization_config"] = GgufConfig(dequantize=True)
     else:
         options["use_safetensors"] = True
-    model, info = AutoModelForCausalLM.from_pretrained(
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
         checkpoint.directory,
         dtype=getattr(torch, source.dtype),
         trust_remote_code=False,
@@ -385,6 +396,7 @@ def _load_weights(checkpoint: _Checkpoint, source: ModelSource) -> Any:
         output_loading_info=True,
         **options,
     )
+    model, info = loaded
     missing = sorted(info.get("missing_keys", ()))
     if missing:
         # transformers would go on with random values in their place.
@@ -394,12 +406,15 @@ def _load_weights(checkpoint: _Checkpoint, source: ModelSource) -> Any:
 
 
 def _refuse_batch_dependent(config: Any) -> None:
-    """Refuse what would make an answer depend on its neighbours in the batch, or needs more than a causal decoder."""
+    """Refuse what would make an answer depend on its neighbours in the batch, or needs more than a causal
+    decoder."""
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModel(f"{config.model_type}: encoder-decoder models are not supported")
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "dynamic":
-        raise UnsupportedModel(f"{config.model_type}: dynamic RoPE depends on the longest request in the batch")
+        raise UnsupportedModel(
+            f"{config.model_type}: dynamic RoPE depends on the longest request in the batch"
+        )
 
 
 def _max_positions(config: Any) -> int:
@@ -432,13 +447,14 @@ def _eos_token_ids(model: Any) -> frozenset[int]:
     return frozenset()
 
 
-# -- exporting ----------------------------------------------------------------------------------------------------------
+# -- exporting -----------------------------------------------------------------------------------------------
 
 
 def export(gguf: Path, out: Path, dtype: Dtype = "bfloat16", random_weights: int | None = None) -> str:
     """Write a GGUF as a Hugging Face directory: safetensors, tokenizer, chat template. Returns its identity.
 
-    With `random_weights` (a seed) the weights are drawn anew: the same model in form, a broken one in content.
+    With `random_weights` (a seed) the weights are drawn anew: the same model in form, a broken one in
+    content.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -451,7 +467,8 @@ def export(gguf: Path, out: Path, dtype: Dtype = "bfloat16", random_weights: int
         tokenizer = _load_tokenizer(checkpoint, source)
         if random_weights is not None:
             torch.manual_seed(random_weights)
-            model = AutoModelForCausalLM.from_config(model.config, dtype=getattr(torch, dtype))
+            automatic: Any = AutoModelForCausalLM
+            model = automatic.from_config(model.config, dtype=getattr(torch, dtype))
     for name in ("quantization_config", "_pre_quantization_dtype"):
         if hasattr(model.config, name):
             delattr(model.config, name)
@@ -464,13 +481,17 @@ def export(gguf: Path, out: Path, dtype: Dtype = "bfloat16", random_weights: int
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m sluice_runtime.models", description="Model files for Sluice.")
+    parser = argparse.ArgumentParser(
+        prog="python -m sluice_runtime.models", description="Model files for Sluice."
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     exporting = commands.add_parser("export", help="write a GGUF as a Hugging Face directory")
     exporting.add_argument("--gguf", type=Path, required=True)
     exporting.add_argument("--out", type=Path, required=True)
     exporting.add_argument("--dtype", choices=sorted(_DTYPE_BYTES), default="bfloat16")
-    exporting.add_argument("--random-weights", type=int, metavar="SEED", help="draw new weights: a broken model")
+    exporting.add_argument(
+        "--random-weights", type=int, metavar="SEED", help="draw new weights: a broken model"
+    )
     identifying = commands.add_parser("identity", help="print the digest of a model's files")
     identifying.add_argument("path", type=Path)
     options = parser.parse_args(arguments)

@@ -1,11 +1,12 @@
 """Attention over paged KV; exists because transformers' models call an attention function that we register.
 
-A step's tokens of all requests are packed in one row. Each request's queries attend to its own keys in the paged cache,
-causally, and to nothing else. Shapes: query [1, heads, tokens, dim]; caches [blocks, block_size, kv_heads, dim].
+A step's tokens of all requests are packed in one row. Each request's queries attend to its own keys in the
+paged cache, causally, and to nothing else. Shapes: query [1, heads, tokens, dim]; caches [blocks, block_size,
+kv_heads, dim].
 
-Kernels stand in one table, the plain-torch oracle among them. Invariant: each kernel gives what the oracle gives, up to
-rounding; what a kernel can't do (soft-capping, a window, devices) goes to the oracle, and what the oracle can't do is
-refused, never ignored.
+Kernels stand in one table, the plain-torch oracle among them. Invariant: each kernel gives what the oracle
+gives, up to rounding; what a kernel can't do (soft-capping, a window, devices) goes to the oracle, and what
+the oracle can't do is refused, never ignored.
 
 `_varlen_cuda` is written from torch's documentation and is not yet run on CUDA.
 """
@@ -22,7 +23,9 @@ from torch.nn import functional
 from transformers import AttentionInterface
 
 IMPLEMENTATION = "sluice_paged"
-_IGNORABLE = frozenset({"dropout", "position_ids", "use_cache", "is_causal", "output_attentions", "output_hidden_states"})
+_IGNORABLE = frozenset(
+    {"dropout", "position_ids", "use_cache", "is_causal", "output_attentions", "output_hidden_states"}
+)
 
 
 class UnsupportedAttention(Exception):
@@ -33,8 +36,8 @@ class UnsupportedAttention(Exception):
 class DecodeBucket:
     """Requests with one query each and similar context lengths: rows `first` to `first + size` of the batch.
 
-    `blocks` [size * width] are their block tables, padded to one width. `bias` [size, 1, 1, width * block_size] is 0
-    on their keys and -inf on padding.
+    `blocks` [size * width] are their block tables, padded to one width. `bias` [size, 1, 1, width *
+    block_size] is 0 on their keys and -inf on padding.
     """
 
     first: int
@@ -65,7 +68,8 @@ class PrefillSpan:
 
 @dataclass
 class PagedBatch:
-    """All that attention needs to know about a step: where new KV goes (`slots` [tokens]) and who attends to what."""
+    """All that attention needs to know about a step: where new KV goes (`slots` [tokens]) and who attends to
+    what."""
 
     slots: Tensor
     decodes: Sequence[DecodeBucket]
@@ -73,7 +77,8 @@ class PagedBatch:
     max_queries: int
     max_context: int
     scratch: dict[str, Tensor] = field(default_factory=dict)
-    # For CUDA: tables [requests, width], lengths [requests], cumulative query counts [requests + 1], all int32.
+    # For CUDA: tables [requests, width], lengths [requests], cumulative query counts [requests + 1], all
+    # int32.
     block_tables: Tensor | None = None
     context_lens: Tensor | None = None
     query_starts: Tensor | None = None
@@ -82,16 +87,26 @@ class PagedBatch:
 class PagedCache:
     """KV of all requests: one tensor of keys and one of values for each layer, allocated once.
 
-    Stands in for transformers' Cache: models call `update`, which writes the new KV into its slots and returns it.
+    Stands in for transformers' Cache: models call `update`, which writes the new KV into its slots and
+    returns it.
     """
 
     def __init__(
-        self, shapes: Sequence[tuple[int, int, int]], num_blocks: int, block_size: int, dtype: torch.dtype, device: str
+        self,
+        shapes: Sequence[tuple[int, int, int]],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: str,
     ) -> None:
         """`shapes`: for each layer KV heads, key dim, value dim."""
         self.num_blocks, self.block_size = num_blocks, block_size
-        self.keys = [torch.zeros(num_blocks, block_size, h, k, dtype=dtype, device=device) for h, k, _ in shapes]
-        self.values = [torch.zeros(num_blocks, block_size, h, v, dtype=dtype, device=device) for h, _, v in shapes]
+        self.keys = [
+            torch.zeros(num_blocks, block_size, h, k, dtype=dtype, device=device) for h, k, _ in shapes
+        ]
+        self.values = [
+            torch.zeros(num_blocks, block_size, h, v, dtype=dtype, device=device) for h, _, v in shapes
+        ]
         self._flat_keys = [t.view(num_blocks * block_size, *t.shape[2:]) for t in self.keys]
         self._flat_values = [t.view(num_blocks * block_size, *t.shape[2:]) for t in self.values]
         self.batch: PagedBatch | None = None
@@ -109,7 +124,8 @@ class PagedCache:
 
 
 class ProbeCache:
-    """Learns each layer's KV shape from one forward instead of guessing it from field names of configurations."""
+    """Learns each layer's KV shape from one forward instead of guessing it from field names of
+    configurations."""
 
     def __init__(self) -> None:
         self.shapes: dict[int, tuple[int, int, int]] = {}
@@ -127,7 +143,8 @@ class ProbeCache:
 
 @dataclass(frozen=True)
 class AttentionOptions:
-    """What a layer asks for: score scale, window of visible positions (None: all), soft cap of scores (None: none)."""
+    """What a layer asks for: score scale, window of visible positions (None: all), soft cap of scores (None:
+    none)."""
 
     scaling: float
     window: int | None = None
@@ -152,11 +169,15 @@ def paged_attention(
     """The function transformers calls. Returns [1, tokens, heads, dim]."""
     unknown = {k for k, v in others.items() if v is not None and k not in _IGNORABLE}
     if attention_mask is not None or unknown:
-        raise UnsupportedAttention(f"attention arguments {sorted(unknown) or ['attention_mask']} are not supported")
+        raise UnsupportedAttention(
+            f"attention arguments {sorted(unknown) or ['attention_mask']} are not supported"
+        )
     if not getattr(module, "is_causal", True):
         raise UnsupportedAttention("only causal attention is supported")
     layer = int(module.layer_idx)
-    options = AttentionOptions(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap)
+    options = AttentionOptions(
+        query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap
+    )
     if isinstance(paged_cache, ProbeCache):
         paged_cache.attended.append(layer)
         return query.transpose(1, 2).new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
@@ -174,7 +195,11 @@ def select_kernel(query: Tensor, options: AttentionOptions) -> Kernel:
     """The fastest kernel that can do it; the oracle can do everything."""
     if options.window is not None or options.softcap is not None:
         return oracle
-    if query.device.type == "cuda" and query.dtype in (torch.bfloat16, torch.float16) and _varlen_attn() is not None:
+    if (
+        query.device.type == "cuda"
+        and query.dtype in (torch.bfloat16, torch.float16)
+        and _varlen_attn() is not None
+    ):
         return _varlen_cuda
     return _sdpa
 
@@ -188,7 +213,9 @@ def oracle(
     assert batch is not None
     out = query.new_empty(query.shape[2], query.shape[1], value.shape[3])
     keys, values = cache.keys[layer], cache.values[layer]
-    spans: list[tuple[int, int, int, Tensor]] = [(p.first, p.num_queries, p.start, p.blocks) for p in batch.prefills]
+    spans: list[tuple[int, int, int, Tensor]] = [
+        (p.first, p.num_queries, p.start, p.blocks) for p in batch.prefills
+    ]
     for bucket in batch.decodes:
         tables = bucket.blocks.view(bucket.size, bucket.width)
         spans += [(bucket.first + i, 1, bucket.context_lens[i] - 1, tables[i]) for i in range(bucket.size)]
@@ -220,7 +247,9 @@ def _sdpa(
     groups = num_heads // kv_heads
     out = query.new_empty(query.shape[2], num_heads, value_dim)
     for bucket in batch.decodes:
-        k = _gather(cache.keys[layer], bucket.blocks, "k", batch).view(bucket.size, -1, kv_heads, key.shape[3])
+        k = _gather(cache.keys[layer], bucket.blocks, "k", batch).view(
+            bucket.size, -1, kv_heads, key.shape[3]
+        )
         v = _gather(cache.values[layer], bucket.blocks, "v", batch).view(bucket.size, -1, kv_heads, value_dim)
         rows = slice(bucket.first, bucket.first + bucket.size)
         # The query heads of a KV head stand where a sequence would: no key is copied for grouped heads.

@@ -6,9 +6,9 @@ Invariant (`check_integrity`): every block is in exactly one of three states.
     cached      no reference, has a key   in `_evictable`, least recently used first
     referenced  one reference for each block table it stands in; may have a key too
 
-The prefix cache maps a key to a block. Keys chain: key(i) = SHA-256(scope, key(i-1), tokens of block i), each field
-length-prefixed, so a block is found only by the same scope with the same whole prefix. On a hit scope, parent and
-tokens are compared as well: a collision is a miss, never another caller's KV.
+The prefix cache maps a key to a block. Keys chain: key(i) = SHA-256(scope, key(i-1), tokens of block i), each
+field length-prefixed, so a block is found only by the same scope with the same whole prefix. On a hit scope,
+parent and tokens are compared as well: a collision is a miss, never another caller's KV.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class BlockManager:
         return -(-num_tokens // self.block_size)
 
     def find_prefix(self, scope: str, keys: Sequence[bytes], token_ids: Sequence[int]) -> list[int]:
-        """Blocks that hold the longest cached prefix of `token_ids`, of which `keys` are the full blocks' keys."""
+        """Blocks that hold the longest cached prefix of `token_ids`, of which `keys` are the full blocks'
+        keys."""
         found: list[int] = []
         parent = ROOT_KEY
         for i, key in enumerate(keys):
@@ -89,7 +90,8 @@ class BlockManager:
         return found
 
     def allocate(self, num_blocks: int, prefix: Sequence[int] = ()) -> list[int] | None:
-        """A block table of `num_blocks`, starting with the cached blocks of `prefix`; None if there is no room."""
+        """A block table of `num_blocks`, starting with the cached blocks of `prefix`; None if there is no
+        room."""
         num_new = num_blocks - len(prefix)
         num_revived = sum(1 for block in prefix if self._num_refs[block] == 0)
         if num_new < 0 or num_new + num_revived > self.num_available:
@@ -112,7 +114,8 @@ class BlockManager:
         return block
 
     def release(self, block_table: Sequence[int]) -> None:
-        """Give back one reference of each block. The tail becomes evictable first: a prefix outlives what follows it."""
+        """Give back one reference of each block. The tail becomes evictable first: a prefix outlives what
+        follows it."""
         for block in reversed(block_table):
             if self._num_refs[block] < 1:
                 raise AssertionError(f"block {block} released more often than it was referenced")
@@ -124,7 +127,8 @@ class BlockManager:
                     self._evictable[block] = None
 
     def publish(self, block: int, key: bytes, scope: str, parent: bytes, tokens: Sequence[int]) -> None:
-        """Let the prefix cache find a referenced block whose KV is complete; the first block of a key stays."""
+        """Let the prefix cache find a referenced block whose KV is complete; the first block of a key
+        stays."""
         if self._num_refs[block] < 1:
             raise AssertionError(f"block {block} published without an owner")
         if key in self._by_key or self._content[block] is not None:
@@ -141,7 +145,8 @@ class BlockManager:
         self._by_key.clear()
 
     def check_integrity(self, block_tables: Iterable[Sequence[int]]) -> None:
-        """Raise AssertionError unless `block_tables` account for every reference and each block has one state."""
+        """Raise AssertionError unless `block_tables` account for every reference and each block has one
+        state."""
         num_refs = [0] * self.num_blocks
         for table in block_tables:
             assert len(set(table)) == len(table), f"a block stands twice in one table: {table}"
@@ -154,6 +159,10 @@ class BlockManager:
             content = self._content[block]
             idle = num_refs[block] == 0
             assert (block in free) == (idle and content is None), f"block {block}: wrongly (not) free"
-            assert (block in evictable) == (idle and content is not None), f"block {block}: wrongly (not) evictable"
-            assert content is None or self._by_key.get(content.key) == block, f"block {block}: key points elsewhere"
+            assert (block in evictable) == (idle and content is not None), (
+                f"block {block}: wrongly (not) evictable"
+            )
+            assert content is None or self._by_key.get(content.key) == block, (
+                f"block {block}: key points elsewhere"
+            )
         assert len(self._by_key) == sum(c is not None for c in self._content), "a key without a block"

@@ -1,9 +1,10 @@
 """Token ids to a stream of text: whole characters only, stop strings never shown. One instance a request.
 
-Invariant: the concatenation of everything returned does not depend on how the tokens were cut into calls, and never
-holds any part of a stop string that was found.
+Invariant: the concatenation of everything returned does not depend on how the tokens were cut into calls, and
+never holds any part of a stop string that was found.
 
-Worked example, stop "###", tokens "ok", "#", "#!", "##", "#": returned "ok", "", "##!", "", "" and then stopped.
+Worked example, stop "###", tokens "ok", "#", "#!", "##", "#": returned "ok", "", "##!", "", "" and then
+stopped.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ class Detokenizer:
     def __init__(self, token_bytes: Callable[[int], bytes], stop: tuple[str, ...] = ()) -> None:
         self._token_bytes = token_bytes
         self._stop = tuple(s for s in stop if s)
-        # Bytes that can never become UTF-8 turn into U+FFFD; bytes that still may are kept inside the decoder.
+        # Bytes that can never become UTF-8 turn into U+FFFD; bytes that still may are kept inside the
+        # decoder.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
         self.stopped = False
@@ -53,6 +55,7 @@ class Detokenizer:
         return 0
 
     def flush(self) -> str:
-        """At the end: what was held back for a stop string that did not come. A character cut in half is dropped."""
+        """At the end: what was held back for a stop string that did not come. A character cut in half is
+        dropped."""
         held, self._held = self._held, ""
         return held

@@ -1,11 +1,13 @@
-"""The engine as its callers see it: submit, cancel, load, health. Exists to keep threads out of everything else.
+"""The engine as its callers see it: submit, cancel, load, health. Exists to keep threads out of everything
+else.
 
     asyncio loop                         engine thread
     submit ──▶ inbox ──────────────────▶ drain · schedule · execute · sample · fold back · detokenise
     async for chunk ◀── one call_soon_threadsafe a step ◀──────────────────────────────┘
 
-Invariant: one thread, started by `start`, owns scheduler, sampler states and KV; every other thread only puts things into
-the inbox or reads counters. No exception of a request ends that thread: the request ends, with `FinishReason.ERROR`.
+Invariant: one thread, started by `start`, owns scheduler, sampler states and KV; every other thread only puts
+things into the inbox or reads counters. No exception of a request ends that thread: the request ends, with
+`FinishReason.ERROR`.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ _RATE_WINDOW_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """To the engine's thread: take this request in, or end it. It names the request, not its id, which may be reused."""
+    """To the engine's thread: take this request in, or end it. It names the request, not its id, which may be
+    reused."""
 
     active: ActiveRequest
     cancel: bool
@@ -140,10 +143,11 @@ class Engine:
             eos_token_ids=self.model.eos_token_ids,
         )
 
-    # -- from any thread ------------------------------------------------------------------------------------------------
+    # -- from any thread -------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Run a warm-up forward and start the loop's thread; returns when the engine is ready for requests."""
+        """Run a warm-up forward and start the loop's thread; returns when the engine is ready for
+        requests."""
         if self._thread is not None:
             raise EngineStopped("an engine is started once")
         self._warm_up()
@@ -161,9 +165,10 @@ class Engine:
     def submit(self, request: EngineRequest) -> OutputStream:
         """Queue a request and return its chunks; call within a running asyncio loop.
 
-        A plain function: `InvalidRequest`, `RequestTooLong`, `QueueFull` and `EngineStopped` are raised here, before
-        anything is queued. The first chunk arrives with the first token; the last has a `finish_reason`. The caller
-        calls `cancel` when it stops reading early (in a `finally`; it is idempotent).
+        A plain function: `InvalidRequest`, `RequestTooLong`, `QueueFull` and `EngineStopped` are raised here,
+        before anything is queued. The first chunk arrives with the first token; the last has a
+        `finish_reason`. The caller calls `cancel` when it stops reading early (in a `finally`; it is
+        idempotent).
         """
         validate(request, self._vocab_size, self.max_model_len)
         loop = asyncio.get_running_loop()
@@ -185,7 +190,8 @@ class Engine:
         return stream
 
     def cancel(self, request_id: str) -> None:
-        """End a request at the next step and return its KV. Idempotent; unknown ids are ignored; any thread."""
+        """End a request at the next step and return its KV. Idempotent; unknown ids are ignored; any
+        thread."""
         # No lock: a stream's finaliser may call this while its thread holds it.
         active = self._active.get(request_id)
         if active is not None:
@@ -228,10 +234,11 @@ class Engine:
         alive = self._thread is not None and self._thread.is_alive() and not self._stopping
         return alive and self.last_step_age() < _HEALTHY_AGE_S
 
-    # -- the engine's thread --------------------------------------------------------------------------------------------
+    # -- the engine's thread ---------------------------------------------------------------------------------
 
     def _warm_up(self) -> None:
-        """Run the shapes that every request meets, so that the first one does not pay for their preparation."""
+        """Run the shapes that every request meets, so that the first one does not pay for their
+        preparation."""
         num_tokens = min(self.config.max_batch_tokens, self.max_model_len - 1, 32)
         blocks = list(range(self._scheduler.blocks.num_blocks_for(num_tokens + 1)))
         for token_ids, start in (([0] * num_tokens, 0), ([0], num_tokens), ([0], num_tokens)):
@@ -383,7 +390,9 @@ class Engine:
 
     def _fail(self, request_id: str, error: Exception) -> None:
         logger.error("request %s failed", request_id, exc_info=error)
-        message = str(error) if isinstance(error, SamplingFailed) else f"internal error ({type(error).__name__})"
+        message = (
+            str(error) if isinstance(error, SamplingFailed) else f"internal error ({type(error).__name__})"
+        )
         self._end(request_id, FinishReason.ERROR, error=message)
 
     def _reset(self) -> None:
@@ -418,7 +427,9 @@ def _num_kv_blocks(config: EngineConfig, bytes_per_block: int, context: int) -> 
         wanted = config.max_num_seqs * -(-context // config.block_size)
         num_blocks = min(wanted, left // 4 // bytes_per_block)
     if num_blocks < 2:
-        raise OutOfMemory(f"the KV cache has room for {num_blocks} blocks of {bytes_per_block:,} bytes; 2 are the least")
+        raise OutOfMemory(
+            f"the KV cache has room for {num_blocks} blocks of {bytes_per_block:,} bytes; 2 are the least"
+        )
     if config.device == "cpu" and num_blocks * bytes_per_block > left:
         needed = num_blocks * bytes_per_block / 2**20
         raise OutOfMemory(f"the KV cache needs {needed:,.0f} MiB, and {left / 2**20:,.0f} MiB are left")

@@ -1,7 +1,8 @@
 """What this process may use of the machine: CPU quota and memory limit of its cgroup, versions 1 and 2.
 
 A pod with a limit of 0.7 CPU on a 64-core node must run one thread: with more, the quota is gone in the first
-milliseconds of each period and every step waits for the next. Invariant: without readable limits the whole machine.
+milliseconds of each period and every step waits for the next. Invariant: without readable limits the whole
+machine.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ def _read(path: Path) -> str | None:
 
 
 def _cgroup_dirs(controller: str, root: Path, proc: Path) -> Iterator[Path]:
-    """The directories, leaf first, that limit this process; the bare mount too, which is all a container sees."""
+    """The directories, leaf first, that limit this process; the bare mount too, which is all a container
+    sees."""
     for line in (_read(proc) or "").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
@@ -39,7 +41,7 @@ def cpu_quota(root: Path = _CGROUP_ROOT, proc: Path = _PROC_CGROUP) -> float | N
     quotas: list[float] = []
     for directory in _cgroup_dirs("cpu", root, proc):
         both = _read(directory / "cpu.max")
-        quota, period = (both.split() + ["100000"])[:2] if both else ("max", "100000")
+        quota, period = [*both.split(), "100000"][:2] if both else ("max", "100000")
         if both is None:
             quota = _read(directory / "cpu.cfs_quota_us") or "-1"
             period = _read(directory / "cpu.cfs_period_us") or "100000"

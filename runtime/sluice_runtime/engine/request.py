@@ -1,7 +1,8 @@
-"""A request while the engine has it: what it may ask for, what has come out of it, and how long each stage took.
+"""A request while the engine has it: what it may ask for, what has come out of it, and how long each stage
+took.
 
-Invariant: `validate` refuses everything that could fail later for reasons that lie in the request alone, so the loop
-meets only requests that can run.
+Invariant: `validate` refuses everything that could fail later for reasons that lie in the request alone, so
+the loop meets only requests that can run.
 """
 
 from __future__ import annotations
@@ -26,23 +27,40 @@ MAX_STOP_LENGTH = 1024
 
 
 def validate(request: EngineRequest, vocab_size: int, max_model_len: int) -> None:
-    """Raise `InvalidRequest` (with `param`) or `RequestTooLong`. `vocab_size` is the model's, not the tokenizer's."""
+    """Raise `InvalidRequest` (with `param`) or `RequestTooLong`. `vocab_size` is the model's, not the
+    tokenizer's."""
     sampling = request.sampling
     for good, param, message in (
         (len(request.prompt_ids) > 0, "prompt", "the prompt is empty"),
         (sampling.max_tokens >= 1, "max_tokens", "max_tokens must be at least 1"),
-        (math.isfinite(sampling.temperature) and sampling.temperature >= 0, "temperature", "must be at least 0"),
+        (
+            math.isfinite(sampling.temperature) and sampling.temperature >= 0,
+            "temperature",
+            "must be at least 0",
+        ),
         (0 < sampling.top_p <= 1, "top_p", "top_p must be above 0 and at most 1"),
         (sampling.top_k >= 0, "top_k", "top_k must be at least 0"),
         (0 <= sampling.min_p <= 1, "min_p", "min_p must be between 0 and 1"),
         (-2 <= sampling.presence_penalty <= 2, "presence_penalty", "must be between -2 and 2"),
         (-2 <= sampling.frequency_penalty <= 2, "frequency_penalty", "must be between -2 and 2"),
-        (sampling.logprobs is None or 0 <= sampling.logprobs <= MAX_TOP_LOGPROBS, "logprobs", "must be 0 to 20"),
+        (
+            sampling.logprobs is None or 0 <= sampling.logprobs <= MAX_TOP_LOGPROBS,
+            "logprobs",
+            "must be 0 to 20",
+        ),
         (len(sampling.stop) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} stop strings"),
-        (all(0 < len(s) <= MAX_STOP_LENGTH for s in sampling.stop), "stop", "a stop string is empty or too long"),
+        (
+            all(0 < len(s) <= MAX_STOP_LENGTH for s in sampling.stop),
+            "stop",
+            "a stop string is empty or too long",
+        ),
         (all(0 <= t < vocab_size for t in sampling.logit_bias), "logit_bias", "a token id is out of range"),
-        (all(-100 <= b <= 100 for b in sampling.logit_bias.values()), "logit_bias", "must be between -100 and 100"),
-        (0 <= min(request.prompt_ids, default=0), "prompt", "a token id is out of range"),
+        (
+            all(-100 <= b <= 100 for b in sampling.logit_bias.values()),
+            "logit_bias",
+            "must be between -100 and 100",
+        ),
+        (min(request.prompt_ids, default=0) >= 0, "prompt", "a token id is out of range"),
         (max(request.prompt_ids, default=0) < vocab_size, "prompt", "a token id is out of range"),
     ):
         if not good:

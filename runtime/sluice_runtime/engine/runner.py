@@ -1,8 +1,8 @@
 """Runs a scheduler's plan through the unmodified transformers model; the only module that touches KV tensors.
 
-All tokens of a step are packed into one row [1, tokens]; which keys each may see is told to our attention function
-(attention.py), positions are explicit, and only the positions that sample reach the output head. Invariant: KV memory
-is allocated once, here; a step allocates only activations.
+All tokens of a step are packed into one row [1, tokens]; which keys each may see is told to our attention
+function (attention.py), positions are explicit, and only the positions that sample reach the output head.
+Invariant: KV memory is allocated once, here; a step allocates only activations.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from sluice_runtime.engine.attention import (
 )
 from sluice_runtime.engine.scheduler import ScheduledChunk
 
-# A decode bucket is cut when padding would exceed this many tokens a request: a cut costs one more call a layer.
+# A decode bucket is cut when padding would exceed this many tokens a request: a cut costs one more call a
+# layer.
 _MAX_PADDING_TOKENS = 128
 
 
 class ModelRunner:
-    """`model` is a causal language model of transformers in evaluation mode; it is switched to our attention."""
+    """`model` is a causal language model of transformers in evaluation mode; it is switched to our
+    attention."""
 
     def __init__(self, model: Any, block_size: int) -> None:
         """Raises `UnsupportedAttention` for models whose layers can't run on paged KV."""
@@ -48,7 +50,9 @@ class ModelRunner:
     def _probe(self) -> list[tuple[int, int, int]]:
         probe = ProbeCache()
         ids = torch.zeros(1, 1, dtype=torch.long, device=self.device)
-        self.model(input_ids=ids, position_ids=ids, cache=probe, paged_cache=probe, use_cache=True, logits_to_keep=1)
+        self.model(
+            input_ids=ids, position_ids=ids, cache=probe, paged_cache=probe, use_cache=True, logits_to_keep=1
+        )
         layers = sorted(probe.shapes)
         if not layers or layers != list(range(len(layers))) or sorted(probe.attended) != layers:
             raise UnsupportedAttention("some layers keep other state than keys and values")
@@ -124,7 +128,9 @@ class ModelRunner:
         while first < len(chunks):
             shortest = chunks[first].start
             end = first + 1
-            while end < len(chunks) and chunks[end].start - shortest <= max(_MAX_PADDING_TOKENS, shortest // 2):
+            while end < len(chunks) and chunks[end].start - shortest <= max(
+                _MAX_PADDING_TOKENS, shortest // 2
+            ):
                 end += 1
             buckets.append(self._bucket(chunks[first:end], first))
             first = end
@@ -138,8 +144,12 @@ class ModelRunner:
             used = -(-length // self.block_size)
             # Padding repeats a block of the request's own: another's KV is never even read.
             blocks += chunk.block_table[:used] + [chunk.block_table[0]] * (width - used)
-        hidden = torch.arange(width * self.block_size, device=self.device)[None, :] >= self._tensor(lens)[:, None]
-        bias = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device).masked_fill_(hidden, float("-inf"))
+        hidden = (
+            torch.arange(width * self.block_size, device=self.device)[None, :] >= self._tensor(lens)[:, None]
+        )
+        bias = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device).masked_fill_(
+            hidden, float("-inf")
+        )
         return DecodeBucket(first, len(chunks), width, self._tensor(blocks), bias[:, None, None, :], lens)
 
     def _prefill_spans(self, chunks: Sequence[ScheduledChunk], first: int) -> list[PrefillSpan]:

@@ -1,10 +1,11 @@
 """Logits to tokens, each row by its own request's parameters; exists so that one row's trouble stays its own.
 
-Invariant: a row's token depends on its logits, its request's parameters and its request's own generator, never on what
-else is in the batch; so a seeded request repeats, alone or batched. No NaN or infinity leaves this module.
+Invariant: a row's token depends on its logits, its request's parameters and its request's own generator,
+never on what else is in the batch; so a seeded request repeats, alone or batched. No NaN or infinity leaves
+this module.
 
-Order, as in transformers: penalties and bias, temperature, top-k, top-p, min-p. Log-probabilities are the model's own,
-before any of that.
+Order, as in transformers: penalties and bias, temperature, top-k, top-p, min-p. Log-probabilities are the
+model's own, before any of that.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from sluice_runtime.engine.types import SamplingParams
 
 MIN_LOGPROB = -9999.0
 _GREEDY_BELOW = 1e-5
-# Nearly always holds the whole nucleus; a full sort of the vocabulary is the slow, exact way when it does not.
+# Nearly always holds the whole nucleus; a full sort of the vocabulary is the slow, exact way when it does
+# not.
 _NUM_CANDIDATES = 1024
 
 
@@ -31,7 +33,8 @@ class SamplingFailed(Exception):
 
 
 class SamplerState:
-    """What sampling remembers about one request. `vocab_size` bounds the ids of `logit_bias` (validated earlier)."""
+    """What sampling remembers about one request. `vocab_size` bounds the ids of `logit_bias` (validated
+    earlier)."""
 
     def __init__(self, params: SamplingParams, device: torch.device | str = "cpu") -> None:
         self.params = params
@@ -45,7 +48,8 @@ class SamplerState:
 
     @property
     def generator(self) -> torch.Generator:
-        """The request's own source of randomness, on the CPU; a generator is 5 kB, so made when first used."""
+        """The request's own source of randomness, on the CPU; a generator is 5 kB, so made when first
+        used."""
         if self._generator is None:
             seed = self.params.seed
             # An own copy of 64 random bits: torch's global generator would couple requests.
@@ -74,7 +78,8 @@ class SamplerState:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A row's token; `logprobs`, if asked for, as (token id, log-probability) of the chosen one and of the best."""
+    """A row's token; `logprobs`, if asked for, as (token id, log-probability) of the chosen one and of the
+    best."""
 
     token_id: int
     chosen_logprob: float | None = None
@@ -82,8 +87,8 @@ class Sampled:
 
 
 def sample(logits: Tensor, states: Sequence[SamplerState]) -> list[Sampled | SamplingFailed]:
-    """Choose a token for each row of `logits` [rows, vocab] (any float dtype). A row that can't be sampled yields its
-    exception instead of raising it."""
+    """Choose a token for each row of `logits` [rows, vocab] (any float dtype). A row that can't be sampled
+    yields its exception instead of raising it."""
     # max() carries NaN through, so one pass finds the greedy token and tells a broken row.
     best, best_ids = logits.max(dim=-1)
     values, ids = best.tolist(), best_ids.tolist()

@@ -1,14 +1,15 @@
 """Which tokens of which requests the next step computes. Pure: no torch, no clock, no randomness, no thread.
 
-There is no prefill or decode phase. A request's `num_computed_tokens` catches up with its tokens; a step gives each
-running request some of what it lacks, within one token budget:
+There is no prefill or decode phase. A request's `num_computed_tokens` catches up with its tokens; a step
+gives each running request some of what it lacks, within one token budget:
 
     token_ids             [ p p p p p p p p p p | o o o ]        p: prompt, o: output
     num_computed_tokens   ────────────────────────────▶│        lacks 1: a decode step
                           ─────────▶│                            lacks 7: a chunk, or several
 
-Invariant: a request is admitted only when blocks for prompt + max_tokens are its own, so a running request never
-waits for memory: no preemption, no deadlock, no OOM. Admission is first come, first served: nobody is overtaken.
+Invariant: a request is admitted only when blocks for prompt + max_tokens are its own, so a running request
+never waits for memory: no preemption, no deadlock, no OOM. Admission is first come, first served: nobody is
+overtaken.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class ScheduledChunk:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """The plan for one step. `expired` requests have ended already; `admitted` ones started with this step."""
+    """The plan for one step. `expired` requests have ended already; `admitted` ones started with this
+    step."""
 
     chunks: tuple[ScheduledChunk, ...]
     admitted: tuple[str, ...]
@@ -143,8 +145,8 @@ class Scheduler:
     def schedule(self, now: float) -> SchedulerOutput:
         """Plan one step at monotonic time `now`: end what is past its deadline, then spend the token budget.
 
-        Requests that lack one token come first, so that a long prompt never delays a running stream by more than
-        one step; then longer chunks, oldest request first; then admissions.
+        Requests that lack one token come first, so that a long prompt never delays a running stream by more
+        than one step; then longer chunks, oldest request first; then admissions.
         """
         expired = tuple(
             state.request.request_id
@@ -183,14 +185,17 @@ class Scheduler:
         return ScheduledChunk(state.request.request_id, token_ids, start, state.block_table, samples)
 
     def _admit(self, state: RequestState) -> bool:
-        """Reserve all blocks the request can ever need, cached prefix first; False if there is no room now."""
+        """Reserve all blocks the request can ever need, cached prefix first; False if there is no room
+        now."""
         request = state.request
         prefix: list[int] = []
         # The last prompt token is always computed: its logits give the first output token.
         max_prefix_blocks = (len(request.prompt_ids) - 1) // self.blocks.block_size
         if request.prefix_cache:
             self._extend_keys(state, max_prefix_blocks)
-            prefix = self.blocks.find_prefix(request.scope, state.block_keys[:max_prefix_blocks], state.token_ids)
+            prefix = self.blocks.find_prefix(
+                request.scope, state.block_keys[:max_prefix_blocks], state.token_ids
+            )
         num_blocks = self.blocks.num_blocks_for(len(request.prompt_ids) + request.sampling.max_tokens)
         block_table = self.blocks.allocate(num_blocks, prefix)
         if block_table is None:
@@ -208,13 +213,15 @@ class Scheduler:
         while len(state.block_keys) < num_blocks:
             i = len(state.block_keys)
             parent = state.block_keys[-1] if i else ROOT_KEY
-            state.block_keys.append(block_key(state.request.scope, parent, state.token_ids[i * size : (i + 1) * size]))
+            state.block_keys.append(
+                block_key(state.request.scope, parent, state.token_ids[i * size : (i + 1) * size])
+            )
 
     def update_from_output(self, plan: SchedulerOutput, sampled: Mapping[str, int]) -> list[TokenEvent]:
         """Fold a step that was run back in: `sampled` maps each request whose chunk samples to its new token.
 
-        Requests that ended since the plan was made are skipped; so is one that should have a token and has none
-        (its sampling failed: the caller ends it).
+        Requests that ended since the plan was made are skipped; so is one that should have a token and has
+        none (its sampling failed: the caller ends it).
         """
         events: list[TokenEvent] = []
         for chunk in plan.chunks:
@@ -246,7 +253,9 @@ class Scheduler:
 
     def _finish_reason(self, state: RequestState, token_id: int) -> FinishReason | None:
         sampling = state.request.sampling
-        if token_id in sampling.stop_token_ids or (token_id in self.eos_token_ids and not sampling.ignore_eos):
+        if token_id in sampling.stop_token_ids or (
+            token_id in self.eos_token_ids and not sampling.ignore_eos
+        ):
             return FinishReason.STOP
         if state.num_output_tokens >= sampling.max_tokens:
             return FinishReason.LENGTH
@@ -259,5 +268,9 @@ class Scheduler:
             assert not state.block_table and state.num_computed_tokens == 0, "a waiting request owns KV"
         for request_id, state in self._running.items():
             assert request_id == state.request.request_id
-            assert 0 <= state.num_computed_tokens < len(state.token_ids), f"{request_id}: nothing left to compute"
-            assert len(state.block_table) * self.blocks.block_size >= len(state.token_ids), f"{request_id}: KV too small"
+            assert 0 <= state.num_computed_tokens < len(state.token_ids), (
+                f"{request_id}: nothing left to compute"
+            )
+            assert len(state.block_table) * self.blocks.block_size >= len(state.token_ids), (
+                f"{request_id}: KV too small"
+            )

@@ -1,13 +1,13 @@
 """Text to token ids and back, such that text from users can never become a control token.
 
-A chat template writes control tokens as text, so template and user text meet in one string before tokenisation. Text
-that spells a control token is therefore *broken* before rendering, by a sentinel character that occurs nowhere else;
-after rendering, what still spells one was written by the template, and everything else is encoded as plain text, the
-sentinels taken out. Text that spells none takes the tokenizer's own path, so it is tokenised just as
-`apply_chat_template` does.
+A chat template writes control tokens as text, so template and user text meet in one string before
+tokenisation. Text that spells a control token is therefore *broken* before rendering, by a sentinel character
+that occurs nowhere else; after rendering, what still spells one was written by the template, and everything
+else is encoded as plain text, the sentinels taken out. Text that spells none takes the tokenizer's own path,
+so it is tokenised just as `apply_chat_template` does.
 
-Invariant: of the ids that `encode_chat` and `encode_text` return, only those that the template (or the tokenizer's own
-BOS) wrote are special.
+Invariant: of the ids that `encode_chat` and `encode_text` return, only those that the template (or the
+tokenizer's own BOS) wrote are special.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class Tokenizer:
         self.hf = hf_tokenizer
         self.vocab_size = len(hf_tokenizer)
         self.chat_template: str | None = getattr(hf_tokenizer, "chat_template", None)
-        own_eos = frozenset() if hf_tokenizer.eos_token_id is None else frozenset({int(hf_tokenizer.eos_token_id)})
+        own_eos = (
+            frozenset() if hf_tokenizer.eos_token_id is None else frozenset({int(hf_tokenizer.eos_token_id)})
+        )
         self.eos_token_ids = eos_token_ids or own_eos
         added = hf_tokenizer.added_tokens_decoder
         self._added_ids = {token.content: int(i) for i, token in added.items()}
@@ -49,7 +51,7 @@ class Tokenizer:
         self._byte_level = _is_byte_level(hf_tokenizer)
         self._token_bytes = lru_cache(maxsize=1 << 17)(self._compute_token_bytes)
 
-    # -- text to ids ------------------------------------------------------------------------------------------------
+    # -- text to ids -----------------------------------------------------------------------------------------
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
@@ -79,9 +81,13 @@ class Tokenizer:
         if not self.chat_template:
             raise InvalidRequest("this model has no chat template; use completions", "messages")
         try:
-            text = self.hf.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+            text = self.hf.apply_chat_template(
+                messages, tools=tools, tokenize=False, add_generation_prompt=True
+            )
         except Exception as error:  # Jinja's own errors and whatever a template's Python expressions raise
-            raise InvalidRequest(f"the model's chat template refuses these messages: {error}", "messages") from error
+            raise InvalidRequest(
+                f"the model's chat template refuses these messages: {error}", "messages"
+            ) from error
         assert isinstance(text, str)
         return text
 
@@ -110,7 +116,8 @@ class Tokenizer:
             return literal[0] + sentinel + literal[1:]
 
         text = self._literals.sub(break_up, text)
-        # A token could also be put together from two neighbouring strings: part the edges where that is possible.
+        # A token could also be put together from two neighbouring strings: part the edges where that is
+        # possible.
         start = len(text) - len(text.lstrip())
         end = len(text.rstrip())
         if start < end:
@@ -124,7 +131,9 @@ class Tokenizer:
         return any(body.endswith(t[:n]) for t in self._special for n in range(1, min(len(t), len(body) + 1)))
 
     def _may_continue(self, body: str) -> bool:
-        return any(body.startswith(t[-n:]) for t in self._special for n in range(1, min(len(t), len(body) + 1)))
+        return any(
+            body.startswith(t[-n:]) for t in self._special for n in range(1, min(len(t), len(body) + 1))
+        )
 
     def _encode_guarded(self, text: str, sentinel: str) -> list[int]:
         ids: list[int] = []
@@ -146,10 +155,12 @@ class Tokenizer:
         if not whole and not add_special_tokens:
             return []
         ids = [
-            int(i) for i in self.hf.encode(whole, add_special_tokens=add_special_tokens, split_special_tokens=True)
+            int(i)
+            for i in self.hf.encode(whole, add_special_tokens=add_special_tokens, split_special_tokens=True)
         ]
         if not self._plain_added_ids.isdisjoint(ids) and sentinel and sentinel in text:
-            # Tokens that are added but not "special" are not split by the tokenizer: encode the broken pieces apart.
+            # Tokens that are added but not "special" are not split by the tokenizer: encode the broken pieces
+            # apart.
             pieces = [piece for piece in text.split(sentinel) if piece]
             encode = self.hf.encode
             ids = [
@@ -158,10 +169,11 @@ class Tokenizer:
         return ids
 
     def encode_text(self, text: str) -> list[int]:
-        """Ids of plain text for completions (with BOS where the tokenizer adds one); specials in it stay text."""
+        """Ids of plain text for completions (with BOS where the tokenizer adds one); specials in it stay
+        text."""
         return self._encode_plain(text, add_special_tokens=True)
 
-    # -- ids to text ------------------------------------------------------------------------------------------------
+    # -- ids to text -----------------------------------------------------------------------------------------
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of the ids, special tokens left out, broken characters as U+FFFD."""
@@ -195,7 +207,8 @@ class Tokenizer:
 
 
 def _pattern(literals: Mapping[str, str]) -> re.Pattern[str] | None:
-    """A pattern that finds added tokens; `literals` maps each to its own pattern. Longest first, as tokenizers do."""
+    """A pattern that finds added tokens; `literals` maps each to its own pattern. Longest first, as
+    tokenizers do."""
     if not literals:
         return None
     return re.compile("|".join(literals[token] for token in sorted(literals, key=len, reverse=True)))
@@ -210,7 +223,8 @@ def _unused_sentinel(values: Any) -> str:
 
 
 def _is_byte_level(hf_tokenizer: Any) -> bool:
-    """Whether tokens spell bytes in GPT-2's alphabet (as Llama 3, Qwen and SmolLM do) and not SentencePiece pieces."""
+    """Whether tokens spell bytes in GPT-2's alphabet (as Llama 3, Qwen and SmolLM do) and not SentencePiece
+    pieces."""
     decoder = json.loads(hf_tokenizer.backend_tokenizer.to_str()).get("decoder") or {}
     kinds = {decoder.get("type"), *(d.get("type") for d in decoder.get("decoders", []))}
     return "ByteLevel" in kinds
@@ -218,7 +232,8 @@ def _is_byte_level(hf_tokenizer: Any) -> bool:
 
 @lru_cache(maxsize=1)
 def _byte_of_char() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 bytes stand for themselves, the others for U+0100 and up, in order."""
+    """GPT-2's alphabet: printable Latin-1 bytes stand for themselves, the others for U+0100 and up, in
+    order."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(0x100) if b not in printable]
     return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}

@@ -1,6 +1,8 @@
-"""Plain data that the engine and its callers exchange; exists so that neither side imports the other's machinery.
+"""Plain data that the engine and its callers exchange; exists so that neither side imports the other's
+machinery.
 
-Invariant: nothing here imports torch, reads a clock or starts a thread. All times are seconds of `time.monotonic`.
+Invariant: nothing here imports torch, reads a clock or starts a thread. All times are seconds of
+`time.monotonic`.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class InvalidRequest(ValueError):
 
 
 class RequestTooLong(InvalidRequest):
-    """Prompt plus `max_tokens` exceeds what one request may hold: the context, or the whole KV cache if that is less."""
+    """Prompt plus `max_tokens` exceeds what one request may hold: the context, or the whole KV cache if that
+    is less."""
 
     def __init__(self, num_prompt_tokens: int, max_tokens: int, max_model_len: int) -> None:
         param = "messages" if num_prompt_tokens >= max_model_len else "max_tokens"
@@ -65,8 +68,8 @@ class SamplingParams:
     """How to choose tokens for one request. The fields mean what OpenAI's of the same name mean.
 
     `temperature` 0 is greedy. `top_k` 0 and `min_p` 0 are off. `stop` strings never appear in the output.
-    `logprobs`: None for none, n for the chosen token and the n best (0 to 20). `stop_token_ids` end the output
-    without being part of its text; they are counted as output tokens, like end-of-sequence.
+    `logprobs`: None for none, n for the chosen token and the n best (0 to 20). `stop_token_ids` end the
+    output without being part of its text; they are counted as output tokens, like end-of-sequence.
     """
 
     max_tokens: int
@@ -88,9 +91,9 @@ class SamplingParams:
 class EngineRequest:
     """One sequence to generate.
 
-    `scope` keys the prefix cache: requests of different scopes never share a block. The server derives it from who
-    the caller is, never from the body. `prefix_cache=False` neither reads nor fills the cache. `deadline` is in
-    seconds of `time.monotonic`; past it the request ends with `FinishReason.DEADLINE`.
+    `scope` keys the prefix cache: requests of different scopes never share a block. The server derives it
+    from who the caller is, never from the body. `prefix_cache=False` neither reads nor fills the cache.
+    `deadline` is in seconds of `time.monotonic`; past it the request ends with `FinishReason.DEADLINE`.
     """
 
     request_id: str
@@ -103,7 +106,8 @@ class EngineRequest:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A token with its log-probability: finite, natural log, at least -9999. `data` is the token's own bytes."""
+    """A token with its log-probability: finite, natural log, at least -9999. `data` is the token's own
+    bytes."""
 
     token_id: int
     token: str
@@ -123,9 +127,9 @@ class PositionLogprobs:
 class RequestTiming:
     """Stage times of one request, in seconds, and its token counts.
 
-    `queue_s`: submit to admission. `prefill_s`: admission to first token. `ttft_s`: submit to first token (their
-    sum). `tpot_s`: mean time per output token after the first, None below two tokens. `max_itl_s`: longest gap
-    between two output tokens, 0 below two. A request that ended before a stage holds None for it.
+    `queue_s`: submit to admission. `prefill_s`: admission to first token. `ttft_s`: submit to first token
+    (their sum). `tpot_s`: mean time per output token after the first, None below two tokens. `max_itl_s`:
+    longest gap between two output tokens, 0 below two. A request that ended before a stage holds None for it.
     """
 
     queue_s: float | None
@@ -143,10 +147,10 @@ class RequestTiming:
 class OutputChunk:
     """What one engine step adds to a request.
 
-    `text` is whole UTF-8 and may lag behind `token_ids` (characters cut across tokens and possible stop strings are
-    held back), and may be empty. `logprobs` has one entry per token id, or is None if not asked for. The last chunk,
-    and only that, has `finish_reason` and `timing`; it may hold text and tokens too. `error` is a short message for
-    `FinishReason.ERROR`, without internals.
+    `text` is whole UTF-8 and may lag behind `token_ids` (characters cut across tokens and possible stop
+    strings are held back), and may be empty. `logprobs` has one entry per token id, or is None if not asked
+    for. The last chunk, and only that, has `finish_reason` and `timing`; it may hold text and tokens too.
+    `error` is a short message for `FinishReason.ERROR`, without internals.
     """
 
     text: str
@@ -162,9 +166,9 @@ class EngineConfig:
     """Limits of one engine.
 
     Give `num_kv_blocks`, or `kv_cache_bytes`, or neither (a quarter of the memory that is left, at most what
-    `max_num_seqs` full contexts need). `max_model_len` None takes the model's own. `max_batch_tokens` is the token
-    budget of one step. `max_queue` bounds requests beyond the `max_num_seqs` that can run. `num_threads` None takes
-    the cgroup's CPU quota, at least 1.
+    `max_num_seqs` full contexts need). `max_model_len` None takes the model's own. `max_batch_tokens` is the
+    token budget of one step. `max_queue` bounds requests beyond the `max_num_seqs` that can run.
+    `num_threads` None takes the cgroup's CPU quota, at least 1.
     """
 
     max_num_seqs: int = 16
@@ -181,7 +185,9 @@ class EngineConfig:
         if self.block_size < 1 or self.max_num_seqs < 1 or self.max_queue < 0:
             raise ValueError("block_size and max_num_seqs must be at least 1, max_queue at least 0")
         if self.max_batch_tokens < self.max_num_seqs:
-            raise ValueError("max_batch_tokens must be at least max_num_seqs, or running requests would starve")
+            raise ValueError(
+                "max_batch_tokens must be at least max_num_seqs, or running requests would starve"
+            )
         if self.kv_cache_bytes is not None and self.num_kv_blocks is not None:
             raise ValueError("give kv_cache_bytes or num_kv_blocks, not both")
         if self.max_model_len is not None and self.max_model_len < 2:

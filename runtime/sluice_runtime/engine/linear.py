@@ -1,0 +1,89 @@
+"""Linear layers as a CPU runs them fastest; they replace `nn.Linear` modules of a loaded model, nothing else.
+
+`PackedLinear` keeps bfloat16 weights in the layout that oneDNN computes in. `nn.Linear` converts them on each call:
+measured here for 1536x576 with two threads, 190 µs against 129 µs at 16 rows, 145 against 92 at 4.
+`Int8Linear` keeps one byte a weight and a scale for each output: half the memory, 1.3 times the speed at one row.
+
+Invariant: a layer's result for a row does not depend on other rows, beyond rounding.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+# Up to this many rows the int8 kernel wins; above, converting the weights and a bfloat16 product do.
+_MAX_INT8_ROWS = 4
+
+
+class PackedLinear(nn.Module):
+    """`nn.Linear` for bfloat16 on a CPU. Input [..., in], output [..., out]."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.out_features, self.in_features = linear.weight.shape
+        self.bias = linear.bias
+        # Not a parameter: opaque to everything but its own operator.
+        self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+        return y
+
+
+class Int8Linear(nn.Module):
+    """Weight-only int8, symmetric, one scale for each output; activations stay bfloat16 or float32."""
+
+    _scratch: dict[tuple[torch.Size, torch.dtype], Tensor] = {}  # noqa: RUF012 - shared by all layers of a shape
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        weight = linear.weight.detach()
+        self.out_features, self.in_features = weight.shape
+        scale = weight.float().abs().amax(dim=1).clamp_min(1e-12) / 127.0
+        self.register_buffer("int8", (weight.float() / scale[:, None]).round().to(torch.int8))
+        self.register_buffer("scale", scale.to(weight.dtype))
+        self.bias = linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, scale = self.get_buffer("int8"), self.get_buffer("scale")
+        rows = x.reshape(-1, self.in_features)
+        if rows.shape[0] <= _MAX_INT8_ROWS and rows.device.type == "cpu":
+            y = torch._weight_int8pack_mm(rows, weight, scale)
+        else:
+            key = (weight.shape, x.dtype)
+            converted = self._scratch.get(key)
+            if converted is None or converted.device != x.device:
+                converted = self._scratch[key] = torch.empty_like(weight, dtype=x.dtype)
+            # Small integers are exact in bfloat16, so the scales can follow the product.
+            y = nn.functional.linear(rows, converted.copy_(weight)) * scale
+        if self.bias is not None:
+            y = y + self.bias
+        return y.view(*x.shape[:-1], self.out_features)
+
+
+def pack_bfloat16(model: nn.Module) -> None:
+    """Replace each bfloat16 `nn.Linear` on the CPU, where oneDNN has bfloat16; otherwise leave the model alone."""
+    if torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        _replace(model, PackedLinear, torch.bfloat16)
+
+
+def quantize_int8(model: nn.Module) -> None:
+    """Replace each `nn.Linear` by its int8 form, layer by layer, so that memory never holds both of all."""
+    _replace(model, Int8Linear, None)
+
+
+def _replace(model: nn.Module, kind: type[PackedLinear] | type[Int8Linear], dtype: torch.dtype | None) -> None:
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            # Subclasses of Linear compute something else; only the plain one is understood.
+            if type(child) is nn.Linear and dtype in (None, child.weight.dtype):
+                setattr(parent, name, kind(child))
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of all weights, shared ones once."""
+    tensors = [*model.parameters(), *model.buffers()]
+    total = sum({t.data_ptr(): t.numel() * t.element_size() for t in tensors}.values())
+    packed = [m for m in model.modules() if isinstance(m, PackedLinear)]
+    return total + sum(m.in_features * m.out_features * 2 for m in packed)
