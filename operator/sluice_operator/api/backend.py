@@ -7,13 +7,14 @@ place: a new version is a new object. Replicas, cost, owner, scheduling and the 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 from pydantic.config import JsonDict
 from typing_extensions import TypedDict
 
 from .common import (
+    MAX_SAFE_INTEGER,
     Condition,
     Cpu,
     DataClass,
@@ -217,21 +218,6 @@ class Resources(Spec):
     """What the pod may use at most."""
 
 
-class TolerationOperator(StrEnum):
-    """How a toleration's key and value are compared with a taint's."""
-
-    EXISTS = "Exists"
-    EQUAL = "Equal"
-
-
-class TaintEffect(StrEnum):
-    """What a taint does to pods that don't tolerate it."""
-
-    NO_SCHEDULE = "NoSchedule"
-    PREFER_NO_SCHEDULE = "PreferNoSchedule"
-    NO_EXECUTE = "NoExecute"
-
-
 class Toleration(TypedDict, total=False):
     """A core/v1 toleration, handed on to the pod as it is; so a mapping, in Python too."""
 
@@ -239,13 +225,13 @@ class Toleration(TypedDict, total=False):
 
     key: Annotated[str, Field(max_length=316)]
     """Key of the taint; absent with operator Exists: every taint."""
-    operator: TolerationOperator
+    operator: Literal["Exists", "Equal"]
     """Equal compares key and value, Exists the key alone; absent: Equal."""
     value: Annotated[str, Field(max_length=63)]
     """Value of the taint, with operator Equal."""
-    effect: TaintEffect
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
     """Effect of the taint; absent: all effects."""
-    tolerationSeconds: Annotated[int, Field(ge=0)]
+    tolerationSeconds: Annotated[int, Field(ge=0, le=MAX_SAFE_INTEGER)]
     """How long a NoExecute taint is tolerated; absent: for ever."""
 
 
