@@ -116,6 +116,18 @@ def candidate_is_target(s: Situation) -> _Outcome | None:
     return _Outcome(after, "CandidateIsTarget", "candidate and target are the same arm", handover)
 
 
+def new_target_not_ready(s: Situation) -> _Outcome | None:
+    """Another target beside a promoted candidate: whoever serves goes on until the target can."""
+    status = s.status
+    if status.phase is not Phase.PROMOTED or s.world.arms.stable.backend == status.stable.backend:
+        return None
+    if s.candidate is None or s.candidate.identity != status.candidate.identity:
+        return None
+    if s.world.stable_ready or not s.world.candidate_ready:
+        return None
+    return _Outcome(status.model_copy(update={"weight": 100, "held": "StableNotReady"}))
+
+
 def identity_unknown(s: Situation) -> _Outcome | None:
     """Nothing starts before it is known what would start."""
     if s.attempt:
@@ -267,10 +279,12 @@ def unknown_phase(s: Situation) -> _Outcome | None:
 
 
 RULES: tuple[Callable[[Situation], _Outcome | None], ...] = (
-    no_rollout, aborted, candidate_is_target, identity_unknown, attempt_rejected, attempt_changed, promoted,
-    hard_gate_broken, guard_fired, candidate_not_ready, gates_changed, stage_edited, not_arrived,
-    evidence_expired, paused, evidence_missing, stage_incomplete, shadow_complete, step_complete,
-    unknown_phase,
+    no_rollout, aborted, candidate_is_target,
+    new_target_not_ready, identity_unknown, attempt_rejected, attempt_changed, promoted,
+    hard_gate_broken, guard_fired,
+    candidate_not_ready, gates_changed, stage_edited, not_arrived, evidence_expired,
+    paused, evidence_missing, stage_incomplete,
+    shadow_complete, step_complete, unknown_phase,
 )
 
 

@@ -104,7 +104,9 @@ def situate(
         candidate = resolve(world.arms.candidate, status.candidate, named)
         if stable is not None and candidate is not None:
             attempt = attempt_hash(policy, rule, stable, candidate)
-    status = checkpoint(gate, status).model_copy(update={"name": rule.name})
+    if status.phase in (Phase.SHADOWING, Phase.STEP):  # what a rollout ended with stays as it was
+        status = checkpoint(gate, status)
+    status = status.model_copy(update={"name": rule.name})
     if attempt and attempt == status.attempt:
         status = status.model_copy(update={"stable": stable, "candidate": candidate})
     return Situation(rule, rule.rollout, status, stable, candidate, attempt, gates, said, world, now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from datetime import timedelta
 
@@ -283,8 +284,6 @@ def test_no_guards_still_count_samples() -> None:
 
 def test_ten_thousand_records_fold_quickly() -> None:
     """About 5 µs a record on an idle core; the bound leaves room for a busy machine."""
-    import time
-
     state = warm(gate())
     records = traffic.observations(traffic.Traffic(seconds=520), 1)[:10_000]
     begin = time.process_time()

@@ -284,6 +284,17 @@ def test_after_promotion_the_old_backend_may_go() -> None:
     assert (world.status.phase, world.weight) == (Phase.PROMOTED, 100)
 
 
+def test_a_new_target_beside_a_promoted_candidate_is_waited_for() -> None:
+    world = FakeWorld().promote()
+    world.edit_rule(target=Target(backend="newer"))
+    world.stable_ready = False
+    world.settle()
+    assert (world.status.phase, world.weight, world.status.held) == (Phase.PROMOTED, 100, "StableNotReady")
+    world.stable_ready = True
+    assert world.tick().status.weight == 0
+    assert world.settle().weight == 10
+
+
 def test_an_identity_that_becomes_known_starts_the_attempt_and_unknown_again_changes_nothing() -> None:
     world = FakeWorld()
     world.identities["new"] = ""

@@ -213,6 +213,20 @@ def test_kserve_rolled_back_means_zero() -> None:
     assert (world.weight, world.status.shadow_percent) == (0, 0)
 
 
+def test_the_evidence_of_a_rollback_stays_as_it_was() -> None:
+    world = FakeWorld(rollout(guards=TTFT_ONLY)).settle()
+    world.serve(30, seconds=10.0)
+    world.serve(30, seconds=20.0, ttft_s=5.0)
+    world.tick()
+    guards = world.status.guards
+    assert guards[0].num_bad_candidate > 0
+    world.edit(guards=[])
+    world.restart()
+    world.serve(5, seconds=5.0)
+    world.settle()
+    assert world.status.guards == guards
+
+
 @pytest.mark.parametrize("change", ["guards", "steps", "shadow", "paused", "restart"])
 def test_a_rollback_is_sticky(change: str) -> None:
     world = FakeWorld().roll_back()
