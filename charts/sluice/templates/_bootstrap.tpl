@@ -21,7 +21,41 @@ layered_runtime:
         name: sluice
         rtds_config: {ads: {}, resource_api_version: V3}
 static_resources:
+  # Readiness and metrics, and nothing else of the administration.
+  listeners:
+    - name: ops
+      address: {socket_address: {address: 0.0.0.0, port_value: 8082}}
+      filter_chains:
+        - filters:
+            - name: envoy.filters.network.http_connection_manager
+              typed_config:
+                "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+                stat_prefix: ops
+                route_config:
+                  virtual_hosts:
+                    - name: ops
+                      domains: ["*"]
+                      routes:
+                        {{- range list (list "/readyz" "/ready") (list "/metrics" "/stats/prometheus") }}
+                        - match:
+                            path: {{ index . 0 }}
+                            headers: [{name: ":method", string_match: {exact: GET}}]
+                          route: {cluster: sluice-admin, prefix_rewrite: {{ index . 1 }}}
+                        {{- end }}
+                http_filters:
+                  - name: envoy.filters.http.router
+                    typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}
   clusters:
+    - name: sluice-admin
+      type: STATIC
+      connect_timeout: 1s
+      load_assignment:
+        cluster_name: sluice-admin
+        endpoints:
+          - lb_endpoints:
+              - endpoint:
+                  address:
+                    socket_address: {address: 127.0.0.1, port_value: 9901}
     {{- range $cluster := list "sluice-operator" "sluice-als" }}
     - name: {{ $cluster }}
       type: STRICT_DNS
