@@ -1,7 +1,7 @@
 """``python -m sluice_operator``: the operator as a process.
 
-It exits non-zero when anything that should not end ends, so that Kubernetes starts it again; the gateway keeps serving
-meanwhile.
+It exits non-zero when anything that should not end ends, so that Kubernetes starts it again; the gateway
+keeps serving meanwhile.
 """
 
 from __future__ import annotations
@@ -39,9 +39,15 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         told: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname, "logger": record.name, "message": record.getMessage(),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
         }
-        told |= {k: v for k, v in vars(record).items() if k not in _STANDARD and not k.startswith("k8s_") and k != "settings"}
+        told |= {
+            k: v
+            for k, v in vars(record).items()
+            if k not in _STANDARD and not k.startswith("k8s_") and k != "settings"
+        }
         if record.exc_info:
             told["exception"] = self.formatException(record.exc_info)
         return json.dumps(told, default=str)
@@ -54,33 +60,82 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         return os.environ.get(f"SLUICE_{name}", default)
 
     parser = argparse.ArgumentParser(
-        prog="python -m sluice_operator", description=__doc__,
-        epilog="Each flag can be given as an environment variable: --runtime-image as SLUICE_RUNTIME_IMAGE.")
+        prog="python -m sluice_operator",
+        description=__doc__,
+        epilog="Each flag can be given as an environment variable: --runtime-image as SLUICE_RUNTIME_IMAGE.",
+    )
     add = parser.add_argument
-    add("--namespace", default=env("NAMESPACE", "sluice-system"),
-        help="the operator's own namespace; holds the Secret shared with gateway and pods (default: %(default)s)")
-    add("--watch-namespaces", default=env("WATCH_NAMESPACES"), help="comma-separated namespaces to watch; empty: all")
-    add("--runtime-image", default=env("RUNTIME_IMAGE", "sluice-runtime:latest"),
-        help="image of backends that name none (default: %(default)s)")
-    add("--image-pull-policy", default=env("IMAGE_PULL_POLICY", "IfNotPresent"),
-        help="pull policy of backends' pods (default: %(default)s)")
-    add("--runtime-secret", default=env("RUNTIME_SECRET", RUNTIME_SECRET),
-        help="name of the Secret with keys admin-token and gateway-credential; made where absent (default: %(default)s)")
-    add("--xds-address", default=env("XDS_ADDRESS", "0.0.0.0:18000"),
-        help="where gateways connect for ADS and access logs (default: %(default)s)")
-    add("--xds-tls-dir", default=env("XDS_TLS_DIR"),
-        help="directory with tls.crt, tls.key and ca.crt for mutual TLS with gateways; empty: plain text")
-    add("--gateway-port", type=int, default=int(env("GATEWAY_PORT", "8080")),
-        help="port on which the gateway listens for clients (default: %(default)s)")
-    add("--http-address", default=env("HTTP_ADDRESS", "0.0.0.0:8081"),
-        help="where /healthz, /readyz and /metrics are served (default: %(default)s)")
-    add("--resync-seconds", type=float, default=float(env("RESYNC_SECONDS", "300")),
-        help="how often the cache is compared with full lists (default: %(default)s)")
-    add("--start-seconds", type=float, default=float(env("START_SECONDS", "10")),
-        help="longest wait for pods to tell what they are before the first push (default: %(default)s)")
-    add("--drain-seconds", type=float, default=float(env("DRAIN_SECONDS", "10")),
-        help="longest wait of a deleted backend for routes to leave it (default: %(default)s)")
-    add("--log-level", default=env("LOG_LEVEL", "INFO"), help="DEBUG, INFO, WARNING or ERROR (default: %(default)s)")
+    add(
+        "--namespace",
+        default=env("NAMESPACE", "sluice-system"),
+        help="the operator's own namespace, with the Secret shared with gateway and pods "
+        "(default: %(default)s)",
+    )
+    add(
+        "--watch-namespaces",
+        default=env("WATCH_NAMESPACES"),
+        help="comma-separated namespaces to watch; empty: all",
+    )
+    add(
+        "--runtime-image",
+        default=env("RUNTIME_IMAGE", "sluice-runtime:latest"),
+        help="image of backends that name none (default: %(default)s)",
+    )
+    add(
+        "--image-pull-policy",
+        default=env("IMAGE_PULL_POLICY", "IfNotPresent"),
+        help="pull policy of backends' pods (default: %(default)s)",
+    )
+    add(
+        "--runtime-secret",
+        default=env("RUNTIME_SECRET", RUNTIME_SECRET),
+        help="name of the Secret with keys admin-token and gateway-credential, made where absent "
+        "(default: %(default)s)",
+    )
+    add(
+        "--xds-address",
+        default=env("XDS_ADDRESS", "0.0.0.0:18000"),
+        help="where gateways connect for ADS and access logs (default: %(default)s)",
+    )
+    add(
+        "--xds-tls-dir",
+        default=env("XDS_TLS_DIR"),
+        help="directory with tls.crt, tls.key and ca.crt for mutual TLS with gateways; empty: plain text",
+    )
+    add(
+        "--gateway-port",
+        type=int,
+        default=int(env("GATEWAY_PORT", "8080")),
+        help="port on which the gateway listens for clients (default: %(default)s)",
+    )
+    add(
+        "--http-address",
+        default=env("HTTP_ADDRESS", "0.0.0.0:8081"),
+        help="where /healthz, /readyz and /metrics are served (default: %(default)s)",
+    )
+    add(
+        "--resync-seconds",
+        type=float,
+        default=float(env("RESYNC_SECONDS", "300")),
+        help="how often the cache is compared with full lists (default: %(default)s)",
+    )
+    add(
+        "--start-seconds",
+        type=float,
+        default=float(env("START_SECONDS", "10")),
+        help="longest wait for pods to tell what they are before the first push (default: %(default)s)",
+    )
+    add(
+        "--drain-seconds",
+        type=float,
+        default=float(env("DRAIN_SECONDS", "10")),
+        help="longest wait of a deleted backend for routes to leave it (default: %(default)s)",
+    )
+    add(
+        "--log-level",
+        default=env("LOG_LEVEL", "INFO"),
+        help="DEBUG, INFO, WARNING or ERROR (default: %(default)s)",
+    )
     return parser.parse_args(arguments)
 
 
@@ -98,21 +153,34 @@ def _tls(directory: str) -> TlsFiles | None:
 
 def _settings(args: argparse.Namespace) -> Settings:
     return Settings(
-        namespace=args.namespace, namespaces=tuple(n for n in args.watch_namespaces.split(",") if n),
-        defaults=Defaults(image=args.runtime_image, runtime_secret=args.runtime_secret,
-                          image_pull_policy=args.image_pull_policy),
-        resync_seconds=args.resync_seconds, start_seconds=args.start_seconds, drain_seconds=args.drain_seconds)
+        namespace=args.namespace,
+        namespaces=tuple(n for n in args.watch_namespaces.split(",") if n),
+        defaults=Defaults(
+            image=args.runtime_image,
+            runtime_secret=args.runtime_secret,
+            image_pull_policy=args.image_pull_policy,
+        ),
+        resync_seconds=args.resync_seconds,
+        start_seconds=args.start_seconds,
+        drain_seconds=args.drain_seconds,
+    )
 
 
 async def _serve_http(app: App, where: tuple[str, int]) -> web.AppRunner:
     async def healthz(_: web.Request) -> web.Response:
-        return web.Response(text="ok") if app.healthy else web.Response(status=503, text="the decision loop is late")
+        return (
+            web.Response(text="ok")
+            if app.healthy
+            else web.Response(status=503, text="the decision loop is late")
+        )
 
     async def readyz(_: web.Request) -> web.Response:
         return web.Response(text="ok") if app.ready else web.Response(status=503, text="starting")
 
     async def told(_: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(metrics.REGISTRY), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return web.Response(
+            body=generate_latest(metrics.REGISTRY), headers={"Content-Type": CONTENT_TYPE_LATEST}
+        )
 
     http = web.Application()
     http.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", told)])
@@ -126,16 +194,31 @@ async def run(args: argparse.Namespace) -> int:
     """Runs until told to stop (0), or until something breaks (1)."""
     host, port = _address(args.xds_address)
     kube = await Kube.connect()
-    app = App(_settings(args), kube, {
-        "host": host, "port": port, "tls": _tls(args.xds_tls_dir), "gateway_address": ("0.0.0.0", args.gateway_port)})  # noqa: S104
+    app = App(
+        _settings(args),
+        kube,
+        {
+            "host": host,
+            "port": port,
+            "tls": _tls(args.xds_tls_dir),
+            "gateway_address": ("0.0.0.0", args.gateway_port),  # noqa: S104
+        },
+    )
     runner = await _serve_http(app, _address(args.http_address))
     registry = kopf.get_default_registry()
     handlers.register(registry, app)
     namespaces = list(app.ctx.settings.namespaces)
     ours = asyncio.create_task(app.run(), name="sluice")
-    theirs = asyncio.create_task(kopf.operator(
-        registry=registry, settings=handlers.settings(), standalone=True, clusterwide=not namespaces, namespaces=namespaces,
-    ), name="kopf")
+    theirs = asyncio.create_task(
+        kopf.operator(
+            registry=registry,
+            settings=handlers.settings(),
+            standalone=True,
+            clusterwide=not namespaces,
+            namespaces=namespaces,
+        ),
+        name="kopf",
+    )
     try:
         done, _ = await asyncio.wait({ours, theirs}, return_when=asyncio.FIRST_COMPLETED)
         for task in done:

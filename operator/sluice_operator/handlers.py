@@ -1,7 +1,7 @@
 """kopf's part: watching, and nothing else.
 
-Handlers hand each event on and return nothing (kopf would write it to status). What is done about an event is level
-triggered and lives in ``control``, so a lost or doubled event costs time, never truth.
+Handlers hand each event on and return nothing (kopf would write it to status). What is done about an event
+is level triggered and lives in ``control``, so a lost or doubled event costs time, never truth.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from .control.app import App
 from .plan.names import BACKEND_LABEL
 
 WATCHED = {
-    "inferencebackends": "InferenceBackend", "routepolicies": "RoutePolicy", "cachescopes": "CacheScope", "tenants": "Tenant",
+    "inferencebackends": "InferenceBackend",
+    "routepolicies": "RoutePolicy",
+    "cachescopes": "CacheScope",
+    "tenants": "Tenant",
 }
 
 
@@ -43,7 +46,7 @@ def settings() -> kopf.OperatorSettings:
     told.posting.enabled = False
     told.queueing.idle_timeout = 1.0
     told.watching.inactivity_timeout = 60.0
-    told.watching.server_timeout = 300.0
+    told.watching.server_timeout = 300  # the API server takes whole seconds only
     told.watching.connect_timeout = 5.0
     told.networking.request_timeout = 30.0
     told.persistence.finalizer = f"{GROUP}/unused"

@@ -1,1 +1,2 @@
-"""The running operator: cache, queue, reconcilers and the loops around the pure plan. All I/O order is decided here."""
+"""The running operator: cache, queue, reconcilers and the loops around the pure plan. All I/O order is
+decided here."""

@@ -1,7 +1,8 @@
 """The running operator: start in order, then loops that each do one thing.
 
-Start: lists → what pods tell → decide on what the statuses say → push → in force → only then judge readiness. Traffic goes
-on meanwhile, since the gateway keeps what it has. Invariant: if a loop ends, the process ends.
+Start: lists → what pods tell → decide on what the statuses say → push → in force → only then judge
+readiness. Traffic goes on meanwhile, since the gateway keeps what it has. Invariant: if a loop ends, the
+process ends.
 """
 
 from __future__ import annotations
@@ -37,9 +38,19 @@ from .secrets import establish
 log = logging.getLogger(__name__)
 _TICK_S = 1.0
 LISTED: tuple[tuple[Kind, str], ...] = (
-    (TENANT, ""), (SCOPE, ""), (BACKEND, ""), (DEPLOYMENT, names.BACKEND_LABEL), (POD, names.BACKEND_LABEL), (POLICY, ""),
+    (TENANT, ""),
+    (SCOPE, ""),
+    (BACKEND, ""),
+    (DEPLOYMENT, names.BACKEND_LABEL),
+    (POD, names.BACKEND_LABEL),
+    (POLICY, ""),
 )
-_QUEUE_KINDS = {"InferenceBackend": "backend", "RoutePolicy": "policy", "CacheScope": "scope", "Tenant": "tenant"}
+_QUEUE_KINDS = {
+    "InferenceBackend": "backend",
+    "RoutePolicy": "policy",
+    "CacheScope": "scope",
+    "Tenant": "tenant",
+}
 
 
 class App:
@@ -49,17 +60,44 @@ class App:
         cache = Cache()
         book = Book(cache)
         ads = AdsServer(on_record=self._accessed, on_quarantine=self._quarantined, **ads_options)
-        collector = Collector(lambda: self.ctx.credentials.admin_token, observed=self._observed, changed=self._pod_told,
-                              gap=self._gap)
-        router = Router(cache, collector, ads, accepted=book.accepted, tenants=self._resolve_tenants,
-                        credential=lambda: self.ctx.credentials.gateway_credential, in_force=self._in_force)
+        collector = Collector(
+            lambda: self.ctx.credentials.admin_token,
+            observed=self._observed,
+            changed=self._pod_told,
+            gap=self._gap,
+        )
+        router = Router(
+            cache,
+            collector,
+            ads,
+            accepted=book.accepted,
+            tenants=self._resolve_tenants,
+            credential=lambda: self.ctx.credentials.gateway_credential,
+            in_force=self._in_force,
+        )
         book.router = router
         queue = Queue(self._work, failed=lambda key: metrics.RECONCILE_ERRORS.labels(key[0]).inc())
-        self.ctx = Context(settings, kube, Recorder(kube), cache, book, collector, ads, router, queue, credentials=Credentials())
-        self._backends, self._policies, self._others = Backends(self.ctx), Policies(self.ctx), Others(self.ctx)
+        self.ctx = Context(
+            settings,
+            kube,
+            Recorder(kube),
+            cache,
+            book,
+            collector,
+            ads,
+            router,
+            queue,
+            credentials=Credentials(),
+        )
+        self._backends, self._policies, self._others = (
+            Backends(self.ctx),
+            Policies(self.ctx),
+            Others(self.ctx),
+        )
         self._evidence: list[Observed] = []
         self._arrived = asyncio.Event()
         self._started = False
+        self._begun = asyncio.Event()
         self._last_tick = monotonic()
 
     @property
@@ -78,7 +116,13 @@ class App:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._start())
-                for loop in (self._ticks(), self._decisions(), self.ctx.queue.run(), self.ctx.router.run(), self._resyncs()):
+                for loop in (
+                    self._ticks(),
+                    self._decisions(),
+                    self.ctx.queue.run(),
+                    self.ctx.router.run(),
+                    self._resyncs(),
+                ):
                     group.create_task(self._after_start(loop))
         finally:
             await self.ctx.collector.close()
@@ -86,8 +130,7 @@ class App:
 
     async def _after_start(self, loop: Coroutine[Any, Any, None]) -> None:
         try:
-            while not self._started:
-                await asyncio.sleep(0.02)
+            await self._begun.wait()
         except asyncio.CancelledError:
             loop.close()
             raise
@@ -99,11 +142,16 @@ class App:
     async def _start(self) -> None:
         ctx = self.ctx
         ctx.credentials = await _patiently(
-            lambda: establish(ctx.kube, ctx.settings.namespace, ctx.settings.defaults.runtime_secret))
+            lambda: establish(ctx.kube, ctx.settings.namespace, ctx.settings.defaults.runtime_secret)
+        )
         await _patiently(self._list)
-        ctx.book.restore(await _patiently(lambda: self._each_namespace(CONTROLLER_REVISION, names.POLICY_LABEL)))
+        ctx.book.restore(
+            await _patiently(lambda: self._each_namespace(CONTROLLER_REVISION, names.POLICY_LABEL))
+        )
         await _patiently(self._others.load_secrets)
-        for name in sorted(ctx.cache.policies, key=lambda n: ctx.cache.policies[n].metadata.creation_timestamp):
+        for name in sorted(
+            ctx.cache.policies, key=lambda n: ctx.cache.policies[n].metadata.creation_timestamp
+        ):
             ctx.book.consider(name)
         ctx.collector.sync(ctx.cache.pods.values())
         await self._until_pods_told()
@@ -112,11 +160,18 @@ class App:
         ctx.router.open = True
         await ctx.router.flush()
         self._started = True
+        self._begun.set()
         for name in ctx.cache.backends:
             ctx.dirty("backend", name)
         self._all_dirty()
-        log.info("started", extra={"policies": len(ctx.cache.policies), "backends": len(ctx.cache.backends),
-                                   "pods": len(ctx.cache.pods)})
+        log.info(
+            "started",
+            extra={
+                "policies": len(ctx.cache.policies),
+                "backends": len(ctx.cache.backends),
+                "pods": len(ctx.cache.pods),
+            },
+        )
 
     async def _until_pods_told(self) -> None:
         """Until every ready pod has said what it is and holds what it shall, or for a bounded time."""
@@ -132,14 +187,19 @@ class App:
         for namespace, name in self.ctx.cache.backends:
             wanted = made.configs.get(names.cluster(namespace, name), {}).keys() if made else set()
             for state in live(router.pod_states(namespace, name)):
-                if state.pod.ready and not (state.stream.connected and
-                                            wanted <= state.stream.versions | state.stream.rejected.keys()):
+                if state.pod.ready and not (
+                    state.stream.connected and wanted <= state.stream.versions | state.stream.rejected.keys()
+                ):
                     return False
         return True
 
     async def _each_namespace(self, kind: Kind, selector: str) -> list[dict[str, Any]]:
         watched: Iterable[str | None] = self.ctx.settings.namespaces or (None,)
-        return [obj for namespace in watched for obj in await self.ctx.kube.list_all(kind, namespace, selector=selector)]
+        return [
+            obj
+            for namespace in watched
+            for obj in await self.ctx.kube.list_all(kind, namespace, selector=selector)
+        ]
 
     async def _list(self) -> None:
         for kind, selector in LISTED:
@@ -176,7 +236,9 @@ class App:
                 ctx.dirty("backend", (pod.namespace, pod.backend))
             return
         if kind == "Deployment":
-            for backend in [b for b in ctx.cache.backends if b[0] == name[0] and names.child(b[1]) == name[1]]:
+            for backend in [
+                b for b in ctx.cache.backends if b[0] == name[0] and names.child(b[1]) == name[1]
+            ]:
                 ctx.dirty("backend", backend)
             return
         if kind == "RoutePolicy":
@@ -231,8 +293,12 @@ class App:
             await ctx.router.flush()
 
     def _all_dirty(self) -> None:
-        for kind, table in (("policy", self.ctx.cache.policies), ("scope", self.ctx.cache.scopes),
-                            ("tenant", self.ctx.cache.tenants), ("backend", self.ctx.cache.backends)):
+        for kind, table in (
+            ("policy", self.ctx.cache.policies),
+            ("scope", self.ctx.cache.scopes),
+            ("tenant", self.ctx.cache.tenants),
+            ("backend", self.ctx.cache.backends),
+        ):
             for name in table:
                 self.ctx.dirty(kind, name)
 
@@ -316,7 +382,9 @@ class App:
     def _judge(self, policy: str, rule_name: str, observations: list[Observation]) -> bool:
         namespace, _, name = policy.partition("/")
         entry = self.ctx.book.entries.get((namespace, name))
-        rule = next((r for r in entry.spec.rules if r.name == rule_name), None) if entry and entry.spec else None
+        rule = (
+            next((r for r in entry.spec.rules if r.name == rule_name), None) if entry and entry.spec else None
+        )
         if entry is None or rule is None or rule.rollout is None:
             return False
         self.ctx.book.observe(entry, rule, observations, now())
@@ -341,6 +409,7 @@ class App:
             metrics.QUEUE_DEPTH.set(self.ctx.queue.depth)
             self._last_tick = monotonic()
             due = max(due + _TICK_S, self._last_tick)
+            self.ctx.router.look_at_gateways()
             if self._decide_running():
                 await self.ctx.router.flush()
 

@@ -1,7 +1,7 @@
 """One InferenceBackend: its objects, its status, and its end.
 
-Invariant: only objects that are ours are written; one of another owner under our name is told, not taken. A deletion ends
-within ``drain_seconds`` whatever is missing, and at once when the namespace ends too.
+Invariant: only objects that are ours are written; one of another owner under our name is told, not taken.
+A deletion ends within ``drain_seconds`` whatever is missing, and at once when the namespace ends too.
 """
 
 from __future__ import annotations
@@ -56,8 +56,11 @@ class Backends:
     async def _finalizers(self, backend: InferenceBackend, finalizers: tuple[str, ...]) -> None:
         meta = backend.metadata
         told = await self._ctx.kube.patch_metadata(
-            BACKEND, meta.namespace, meta.name,
-            {"finalizers": list(finalizers), "resourceVersion": meta.resource_version, "uid": meta.uid})
+            BACKEND,
+            meta.namespace,
+            meta.name,
+            {"finalizers": list(finalizers), "resourceVersion": meta.resource_version, "uid": meta.uid},
+        )
         self._ctx.cache.put("InferenceBackend", told)
 
     async def _drain(self, backend: InferenceBackend) -> float | None:
@@ -66,9 +69,17 @@ class Backends:
             return None
         asked = datetime.fromisoformat(str(meta.deletion_timestamp))
         left = ctx.settings.drain_seconds - (now() - asked).total_seconds()
-        if left > 0 and self._named(names.cluster(meta.namespace, meta.name)) and not await self._ending(meta.namespace):
-            await ctx.recorder.tell(about("InferenceBackend", meta), "Draining",
-                                    "routes still name this backend; it ends when they have left it, or soon anyway", now())
+        if (
+            left > 0
+            and self._named(names.cluster(meta.namespace, meta.name))
+            and not await self._ending(meta.namespace)
+        ):
+            await ctx.recorder.tell(
+                about("InferenceBackend", meta),
+                "Draining",
+                "routes still name this backend; it ends when they have left it, or soon anyway",
+                now(),
+            )
             return min(left + 0.05, 1.0)
         try:
             await self._finalizers(backend, tuple(f for f in meta.finalizers if f != FINALIZER))
@@ -83,9 +94,7 @@ class Backends:
 
     def _named(self, cluster: str) -> bool:
         made = self._ctx.router.plan
-        return made is not None and any(
-            cluster == arm.cluster for arm in made.arms.values()
-        )
+        return made is not None and any(cluster == arm.cluster for arm in made.arms.values())
 
     async def _ending(self, namespace: str) -> bool:
         found = await self._ctx.kube.find(NAMESPACE, None, namespace)
@@ -123,12 +132,22 @@ class Backends:
         owners = found["metadata"].get("ownerReferences") or []
         if any(o["uid"] == uid for o in owners):
             return None
-        if any(o.get("kind") == "InferenceBackend" and o.get("name") == manifest["metadata"]["ownerReferences"][0]["name"]
-               for o in owners):
-            return Problem("PredecessorEnding", f"{manifest['kind']} {meta['name']} of a deleted backend of this name is still "
-                           "being collected")
-        return Problem("NameConflict", f"{manifest['kind']} {meta['name']} exists and belongs to somebody else; delete it, or "
-                       "name the backend otherwise", "metadata.name")
+        if any(
+            o.get("kind") == "InferenceBackend"
+            and o.get("name") == manifest["metadata"]["ownerReferences"][0]["name"]
+            for o in owners
+        ):
+            return Problem(
+                "PredecessorEnding",
+                f"{manifest['kind']} {meta['name']} of a deleted backend of this name is still "
+                "being collected",
+            )
+        return Problem(
+            "NameConflict",
+            f"{manifest['kind']} {meta['name']} exists and belongs to somebody else; delete it, or "
+            "name the backend otherwise",
+            "metadata.name",
+        )
 
     async def _tell(self, backend: InferenceBackend, problem: Problem | None) -> None:
         ctx, meta = self._ctx, backend.metadata
@@ -140,7 +159,9 @@ class Backends:
         seen = Seen(
             pods=ctx.router.pod_states(meta.namespace, meta.name),
             num_endpoints=sum((p.pod.ip, p.pod.api_port) in known for p in planned),
-            gateway=ctx.ads.num_gateways > 0, acked=cluster in acked, problem=problem,
+            gateway=ctx.ads.num_gateways > 0,
+            acked=cluster in acked,
+            problem=problem,
         )
         told = status(backend, seen, stamp())
         if not changed(backend.status, told):
@@ -153,9 +174,16 @@ class Backends:
     async def _news(self, backend: InferenceBackend, told: InferenceBackendStatus) -> None:
         for kind in ("Ready", "Stalled"):
             before, after = find(backend.status.conditions, kind), find(told.conditions, kind)
-            if after is None or (before is not None and (before.status, before.reason) == (after.status, after.reason)):
+            if after is None or (
+                before is not None and (before.status, before.reason) == (after.status, after.reason)
+            ):
                 continue
             if after.status == "True" or (before is not None and before.status == "True" and kind == "Ready"):
                 bad = kind == "Stalled" or after.status == "False"
-                await self._ctx.recorder.tell(about("InferenceBackend", backend.metadata), after.reason, after.message, now(),
-                                              kind="Warning" if bad else "Normal")
+                await self._ctx.recorder.tell(
+                    about("InferenceBackend", backend.metadata),
+                    after.reason,
+                    after.message,
+                    now(),
+                    kind="Warning" if bad else "Normal",
+                )

@@ -1,8 +1,8 @@
 """RoutePolicies in memory: which spec is in force, and where each rollout stands.
 
-Invariant of the order of writes: ``rules`` is what the gateway is told. A reduction enters it at once and is persisted
-after; an increase waits in ``pending`` until it is persisted. So a crash at any point leaves the candidate with no more
-than the status says.
+Invariant of the order of writes: ``rules`` is what the gateway is told. A reduction enters it at once and
+is persisted after; an increase waits in ``pending`` until it is persisted. So a crash at any point leaves
+the candidate with no more than the status says.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class Book:
         self.router: Router | None = None
         self.entries: dict[Name, Entry] = {}
         self.warm = False
-        """False after a start, until the gateway has what the statuses say: nobody is blamed for not being ready."""
+        """False after a start, until the gateway has what the statuses say: nobody is blamed for not being
+        ready."""
         self._revisions: dict[Name, tuple[int, RoutePolicySpec]] = {}
 
     def accepted(self) -> list[Accepted]:
@@ -122,12 +123,20 @@ class Book:
         namespace, cache = name[0], self._cache
         mine = (created, f"{name[0]}/{name[1]}")
         return Surroundings(
-            backends={n: b.spec.fitness for (ns, n), b in cache.backends.items()
-                      if ns == namespace and isinstance(b, InferenceBackend) and not b.metadata.deletion_timestamp},
-            scopes=frozenset(n for (ns, n), s in cache.scopes.items() if ns == namespace and isinstance(s, CacheScope)),
+            backends={
+                n: b.spec.fitness
+                for (ns, n), b in cache.backends.items()
+                if ns == namespace and isinstance(b, InferenceBackend) and not b.metadata.deletion_timestamp
+            },
+            scopes=frozenset(
+                n for (ns, n), s in cache.scopes.items() if ns == namespace and isinstance(s, CacheScope)
+            ),
             tenants={n: tuple(t.spec.tasks) for (_, n), t in cache.tenants.items() if isinstance(t, Tenant)},
-            models_taken={e.spec.model: e.key for e in self.entries.values()
-                          if e.spec is not None and (e.created, e.key) < mine},
+            models_taken={
+                e.spec.model: e.key
+                for e in self.entries.values()
+                if e.spec is not None and (e.created, e.key) < mine
+            },
         )
 
     def observe(self, entry: Entry, rule: Rule, observations: Iterable[Observation], now: datetime) -> None:
@@ -199,25 +208,41 @@ class Book:
         """Whether time alone may change something."""
         return entry.spec is not None and any(
             r.rollout is not None or (s := entry.rules.get(r.name)) is None or s.phase is not Phase.STABLE
-            for r in entry.spec.rules)
+            for r in entry.spec.rules
+        )
 
     def _world(self, entry: Entry, rule: Rule) -> World:
         stable, candidate = stable_arm(rule), candidate_arm(rule)
         namespace = entry.name[0]
         if stable is not None and stable.service is not None:
-            target = ArmStatus(backend=stable.service.name, identity=_HTTP_IDENTITY, config=self._config(entry, rule, STABLE))
+            target = ArmStatus(
+                backend=stable.service.name, identity=_HTTP_IDENTITY, config=self._config(entry, rule, STABLE)
+            )
             stable_ready = True
         else:
             backend = stable.backend if stable is not None and stable.backend else ""
-            target = ArmStatus(backend=backend, identity=self._identity(namespace, backend),
-                               config=self._config(entry, rule, STABLE))
+            target = ArmStatus(
+                backend=backend,
+                identity=self._identity(namespace, backend),
+                config=self._config(entry, rule, STABLE),
+            )
             stable_ready = not self.warm or self._reached(namespace, backend) > 0
         other, ready, live = None, False, False
-        if candidate is not None and candidate.backend and (namespace, candidate.backend) in self._cache.backends:
+        if (
+            candidate is not None
+            and candidate.backend
+            and (namespace, candidate.backend) in self._cache.backends
+        ):
             config = self._config(entry, rule, CANDIDATE)
-            other = ArmStatus(backend=candidate.backend, identity=self._identity(namespace, candidate.backend), config=config)
-            ready = not self.warm or (self._holds(namespace, candidate.backend, config)
-                                      and self._reached(namespace, candidate.backend) > 0)
+            other = ArmStatus(
+                backend=candidate.backend,
+                identity=self._identity(namespace, candidate.backend),
+                config=config,
+            )
+            ready = not self.warm or (
+                self._holds(namespace, candidate.backend, config)
+                and self._reached(namespace, candidate.backend) > 0
+            )
             live = self.warm and self._live(namespace, candidate.backend)
         return World(Arms(target, other), stable_ready, ready, live)
 
@@ -240,7 +265,8 @@ class Book:
     def _holds(self, namespace: str, backend: str, config: str) -> bool:
         made = self.router.plan if self.router else None
         return made is not None and any(
-            config in p.stream.versions for p in made.endpoints.get(names.cluster(namespace, backend), ()))
+            config in p.stream.versions for p in made.endpoints.get(names.cluster(namespace, backend), ())
+        )
 
     def _live(self, namespace: str, backend: str) -> bool:
         made = self.router.plan if self.router else None

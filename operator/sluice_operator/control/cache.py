@@ -1,7 +1,8 @@
 """Our own trimmed copy of what the API server holds.
 
-Invariant: an object never goes back to an older resourceVersion, whichever of watch, list and answers to our own writes
-comes last. Objects that don't parse are kept as ``Broken``, so that their status can say why.
+Invariant: an object never goes back to an older resourceVersion, whichever of watch, list and answers to
+our own writes comes last. Objects that don't parse are kept as ``Broken``, so that their status can say
+why.
 """
 
 from __future__ import annotations
@@ -81,8 +82,11 @@ class Cache:
         self._versions[(kind, *name)] = max(seen, version)
         return self._table(kind).pop(name, None) is not None
 
-    def sync(self, kind: str, objects: Iterable[Mapping[str, Any]], namespaces: Iterable[str] | None) -> set[Name]:
-        """Takes a full list in, of ``namespaces`` or of all. Returns the names of what was news, the lost included."""
+    def sync(
+        self, kind: str, objects: Iterable[Mapping[str, Any]], namespaces: Iterable[str] | None
+    ) -> set[Name]:
+        """Takes a full list in, of ``namespaces`` or of all. Returns the names of what was news, the lost
+        included."""
         news, listed = set(), set()
         for obj in objects:
             name = (obj["metadata"]["namespace"], obj["metadata"]["name"])
@@ -101,14 +105,19 @@ class Cache:
 
     def _table(self, kind: str) -> dict[Name, Any]:
         tables: dict[str, dict[Name, Any]] = {
-            "InferenceBackend": self.backends, "RoutePolicy": self.policies, "CacheScope": self.scopes, "Tenant": self.tenants,
-            "Pod": self.pods, "Deployment": self.deployments,
+            "InferenceBackend": self.backends,
+            "RoutePolicy": self.policies,
+            "CacheScope": self.scopes,
+            "Tenant": self.tenants,
+            "Pod": self.pods,
+            "Deployment": self.deployments,
         }
         return tables[kind]
 
 
 def parse(model: type[T], obj: Mapping[str, Any]) -> T | Broken:
-    """The typed object, or what is wrong with it. A status that does not parse is dropped: it can be rebuilt."""
+    """The typed object, or what is wrong with it. A status that does not parse is dropped: it can be
+    rebuilt."""
     told = {k: obj[k] for k in ("metadata", "spec", "status") if k in obj}
     try:
         return model.model_validate(told)
@@ -122,7 +131,11 @@ def parse(model: type[T], obj: Mapping[str, Any]) -> T | Broken:
             errors = error.errors()
     first = errors[0]
     where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in first["loc"]).lstrip(".")
-    return Broken(Metadata.model_validate(obj["metadata"]), Problem("InvalidSpec", first["msg"], where), obj.get("status") or {})
+    return Broken(
+        Metadata.model_validate(obj["metadata"]),
+        Problem("InvalidSpec", first["msg"], where),
+        obj.get("status") or {},
+    )
 
 
 def _deployment(obj: Mapping[str, Any]) -> DeploymentView | None:
@@ -132,13 +145,23 @@ def _deployment(obj: Mapping[str, Any]) -> DeploymentView | None:
         return None
     owner: Mapping[str, Any] = next((o for o in meta.get("ownerReferences") or [] if o.get("controller")), {})
     containers = obj["spec"]["template"]["spec"]["containers"]
-    return DeploymentView(meta["namespace"], meta["name"], backend, meta["uid"], meta.get("generation", 0),
-                          containers[0]["image"], owner.get("uid", ""))
+    return DeploymentView(
+        meta["namespace"],
+        meta["name"],
+        backend,
+        meta["uid"],
+        meta.get("generation", 0),
+        containers[0]["image"],
+        owner.get("uid", ""),
+    )
 
 
 _PARSERS: dict[str, Any] = {
-    "InferenceBackend": lambda o: parse(InferenceBackend, o), "RoutePolicy": lambda o: parse(RoutePolicy, o),
-    "CacheScope": lambda o: parse(CacheScope, o), "Tenant": lambda o: parse(Tenant, o), "Pod": pod_view,
+    "InferenceBackend": lambda o: parse(InferenceBackend, o),
+    "RoutePolicy": lambda o: parse(RoutePolicy, o),
+    "CacheScope": lambda o: parse(CacheScope, o),
+    "Tenant": lambda o: parse(Tenant, o),
+    "Pod": pod_view,
     "Deployment": _deployment,
 }
 

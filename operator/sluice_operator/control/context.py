@@ -84,6 +84,13 @@ def monotonic() -> float:
 
 def about(kind: str, metadata: Any) -> dict[str, Any]:
     """The reference that an Event carries."""
-    return {"apiVersion": "sluice.dev/v1alpha1", "kind": kind, "metadata": {
-        "name": metadata.name, "namespace": metadata.namespace, "uid": metadata.uid,
-        "resourceVersion": metadata.resource_version}}
+    return {
+        "apiVersion": "sluice.dev/v1alpha1",
+        "kind": kind,
+        "metadata": {
+            "name": metadata.name,
+            "namespace": metadata.namespace,
+            "uid": metadata.uid,
+            "resourceVersion": metadata.resource_version,
+        },
+    }

@@ -29,9 +29,17 @@ class Others:
             await tell_broken(ctx, SCOPE, scope)
             return
         meta, waiting = scope.metadata, self._scope_waiting(scope)
-        told = CacheScopeStatus(observed_generation=meta.generation, conditions=simple(
-            scope.status.conditions, (), waiting, "every pod that serves a rule with this scope holds this epoch",
-            generation=meta.generation, now=stamp()))
+        told = CacheScopeStatus(
+            observed_generation=meta.generation,
+            conditions=simple(
+                scope.status.conditions,
+                (),
+                waiting,
+                "every pod that serves a rule with this scope holds this epoch",
+                generation=meta.generation,
+                now=stamp(),
+            ),
+        )
         if changed(scope.status, told):
             ctx.cache.put("CacheScope", await ctx.kube.patch_status(SCOPE, *name, wire(told)))
 
@@ -45,7 +53,9 @@ class Others:
                 if all(a.cache_scope != scope.metadata.name for a in arms):
                     continue
                 for role in ("stable", "candidate"):
-                    why = made.waiting.get((entry.key, rule.name, role)) if made else "the operator is starting"
+                    why = (
+                        made.waiting.get((entry.key, rule.name, role)) if made else "the operator is starting"
+                    )
                     if why:
                         return f"policy {entry.name}, rule {rule.name}: {why}"
         return "" if self._ctx.router.settled else "the gateway has not acknowledged the routes yet"
@@ -59,9 +69,17 @@ class Others:
             return
         meta = tenant.metadata
         waiting = "" if ctx.router.settled else "the gateway has not acknowledged its keys yet"
-        told = TenantStatus(observed_generation=meta.generation, conditions=simple(
-            tenant.status.conditions, ctx.tenant_problems.get(name, ()), waiting, "the gateway knows this tenant",
-            generation=meta.generation, now=stamp()))
+        told = TenantStatus(
+            observed_generation=meta.generation,
+            conditions=simple(
+                tenant.status.conditions,
+                ctx.tenant_problems.get(name, ()),
+                waiting,
+                "the gateway knows this tenant",
+                generation=meta.generation,
+                now=stamp(),
+            ),
+        )
         if changed(tenant.status, told):
             ctx.cache.put("Tenant", await ctx.kube.patch_status(TENANT, *name, wire(told)))
 

@@ -1,6 +1,8 @@
-"""RoutePolicies on the wire: revisions that keep accepted specs, status, events, and increases let in once persisted.
+"""RoutePolicies on the wire: revisions that keep accepted specs, status, events, and increases let in once
+persisted.
 
-Invariant: a status that says generation G is accepted is written only after the ControllerRevision that keeps G's spec.
+Invariant: a status that says generation G is accepted is written only after the ControllerRevision that
+keeps G's spec.
 """
 
 from __future__ import annotations
@@ -65,26 +67,37 @@ class Policies:
             return
         meta = policy.metadata
         revision = {
-            "apiVersion": "apps/v1", "kind": "ControllerRevision",
+            "apiVersion": "apps/v1",
+            "kind": "ControllerRevision",
             "metadata": {
-                "name": names.revision(meta.name, entry.accepted), "namespace": meta.namespace,
-                "labels": {names.POLICY_LABEL: names.label(meta.name), "app.kubernetes.io/managed-by": "sluice"},
+                "name": names.revision(meta.name, entry.accepted),
+                "namespace": meta.namespace,
+                "labels": {
+                    names.POLICY_LABEL: names.label(meta.name),
+                    "app.kubernetes.io/managed-by": "sluice",
+                },
                 "ownerReferences": [plan_backend.owner_reference("RoutePolicy", meta.name, meta.uid)],
             },
-            "revision": entry.accepted, "data": {"spec": wire(entry.spec)},
+            "revision": entry.accepted,
+            "data": {"spec": wire(entry.spec)},
         }
         generation = entry.accepted
         try:
             await self._ctx.kube.create(revision)
         except Conflict:
-            found = await self._ctx.kube.find(CONTROLLER_REVISION, meta.namespace, names.revision(meta.name, generation))
+            found = await self._ctx.kube.find(
+                CONTROLLER_REVISION, meta.namespace, names.revision(meta.name, generation)
+            )
             owners = (found or {"metadata": {}})["metadata"].get("ownerReferences") or []
             if not any(o["uid"] == meta.uid for o in owners):
-                await self._ctx.kube.delete(CONTROLLER_REVISION, meta.namespace, names.revision(meta.name, generation))
+                await self._ctx.kube.delete(
+                    CONTROLLER_REVISION, meta.namespace, names.revision(meta.name, generation)
+                )
                 raise
         entry.kept = generation
         old = await self._ctx.kube.list_all(
-            CONTROLLER_REVISION, meta.namespace, selector=f"{names.POLICY_LABEL}={names.label(meta.name)}")
+            CONTROLLER_REVISION, meta.namespace, selector=f"{names.POLICY_LABEL}={names.label(meta.name)}"
+        )
         for gone in sorted(old, key=lambda r: -int(r["revision"]))[_KEPT_REVISIONS:]:
             await self._ctx.kube.delete(CONTROLLER_REVISION, meta.namespace, gone["metadata"]["name"])
 
@@ -94,15 +107,23 @@ class Policies:
         order = [r.name for r in entry.spec.rules] if entry.spec else []
         waiting, unserved = {}, {}
         if router.plan is not None:
-            waiting = {f"{rule}/{role}": why for (policy, rule, role), why in router.plan.waiting.items() if policy == entry.key}
+            waiting = {
+                f"{rule}/{role}": why
+                for (policy, rule, role), why in router.plan.waiting.items()
+                if policy == entry.key
+            }
             for name in order:
                 arm = router.plan.arms.get((entry.key, name, STABLE))
                 if arm is not None and "/svc:" not in arm.cluster and not router.reached(arm.cluster):
                     unserved[name] = arm.cluster
         return PolicySeen(
-            accepted=entry.accepted, problems=entry.problems,
-            rules=tuple(rules[n] for n in order if n in rules), waiting=waiting, unserved=unserved,
-            quarantined=self._ctx.ads.quarantined.get(f"policy/{entry.key}", ""), gateway=router.settled,
+            accepted=entry.accepted,
+            problems=entry.problems,
+            rules=tuple(rules[n] for n in order if n in rules),
+            waiting=waiting,
+            unserved=unserved,
+            quarantined=self._ctx.ads.quarantined.get(f"policy/{entry.key}", ""),
+            gateway=router.settled,
         )
 
     async def _news(self, policy: RoutePolicy, entry: Entry) -> None:
@@ -111,11 +132,20 @@ class Policies:
             bad = line.phase is Phase.ROLLED_BACK
             step = f" step {line.step}" if line.step is not None else ""
             await self._ctx.recorder.tell(
-                about("RoutePolicy", policy.metadata), line.reason, f"rule {rule}: {line.phase}{step}: {line.message}", now(),
-                kind="Warning" if bad else "Normal")
+                about("RoutePolicy", policy.metadata),
+                line.reason,
+                f"rule {rule}: {line.phase}{step}: {line.message}",
+                now(),
+                kind="Warning" if bad else "Normal",
+            )
         if entry.problems:
             await self._ctx.recorder.tell(
-                about("RoutePolicy", policy.metadata), entry.problems[0].reason, entry.problems[0].text(), now(), kind="Warning")
+                about("RoutePolicy", policy.metadata),
+                entry.problems[0].reason,
+                entry.problems[0].text(),
+                now(),
+                kind="Warning",
+            )
 
 
 _EVIDENCE = {"num_samples", "num_stable_samples", "guards"}
@@ -123,6 +153,7 @@ _EVIDENCE = {"num_samples", "num_stable_samples", "guards"}
 
 def _shown(before: object, after: object) -> bool:
     """Whether more than counters of evidence differs."""
+
     def rest(status: object) -> object:
         told = status.model_dump(mode="json")  # type: ignore[attr-defined]
         for rule in told["rules"]:

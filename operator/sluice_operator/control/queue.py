@@ -1,7 +1,7 @@
 """A queue of keys to reconcile.
 
-Invariant: a key waits at most once and is never worked on twice at the same time; what becomes dirty while it is being
-worked on is worked on again. So a burst of events costs one reconcile, and no event is lost.
+Invariant: a key waits at most once and is never worked on twice at the same time; what becomes dirty while
+it is being worked on is worked on again. So a burst of events costs one reconcile, and no event is lost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ _BACKOFF_S = (0.2, 30.0)
 class Queue:
     """Feeds ``work`` with dirty keys. A failure is logged and tried again with growing delay."""
 
-    def __init__(self, work: Callable[[Key], Awaitable[float | None]], *, failed: Callable[[Key], None]) -> None:
+    def __init__(
+        self, work: Callable[[Key], Awaitable[float | None]], *, failed: Callable[[Key], None]
+    ) -> None:
         self._work = work
         self._failed = failed
         self._ready: asyncio.Queue[Key] = asyncio.Queue()
@@ -71,8 +73,15 @@ class Queue:
                 delay = min(self._delays.get(key, _BACKOFF_S[0] / 2) * 2, _BACKOFF_S[1])
                 self._delays[key] = delay
                 self._failed(key)
-                log.warning("reconcile failed, will be tried again", exc_info=not _expected(error),
-                            extra={"key": "/".join(key), "error": f"{type(error).__name__}: {error}", "retry_s": delay})
+                log.warning(
+                    "reconcile failed, will be tried again",
+                    exc_info=not _expected(error),
+                    extra={
+                        "key": "/".join(key),
+                        "error": f"{type(error).__name__}: {error}",
+                        "retry_s": delay,
+                    },
+                )
             finally:
                 self._busy.discard(key)
             if key in self._again:

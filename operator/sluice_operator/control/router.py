@@ -1,7 +1,8 @@
-"""Brings pods and gateway to what the plan says, in order: pods hold, then endpoints, then routes, then removal.
+"""Brings pods and gateway to what the plan says, in order: pods hold, then endpoints, then routes, then
+removal.
 
-Invariant: nothing is pushed before ``open``, that is before lists and pods are known after a start; and what pods hold is
-always a superset of what the gateway's routes may still name.
+Invariant: nothing is pushed before ``open``, that is before lists and pods are known after a start; and
+what pods hold is always a superset of what the gateway's routes may still name.
 """
 
 from __future__ import annotations
@@ -35,11 +36,23 @@ class Router:
     """Owns what was last planned and pushed."""
 
     def __init__(
-        self, cache: Cache, collector: Collector, ads: AdsServer, *, accepted: Callable[[], Iterable[Accepted]],
-        tenants: Callable[[], tuple[gateway.Tenant, ...]], credential: Callable[[], str], in_force: Callable[[], None],
+        self,
+        cache: Cache,
+        collector: Collector,
+        ads: AdsServer,
+        *,
+        accepted: Callable[[], Iterable[Accepted]],
+        tenants: Callable[[], tuple[gateway.Tenant, ...]],
+        credential: Callable[[], str],
+        in_force: Callable[[], None],
     ) -> None:
         self._cache, self._collector, self._ads = cache, collector, ads
-        self._accepted, self._tenants, self._credential, self._in_force = accepted, tenants, credential, in_force
+        self._accepted, self._tenants, self._credential, self._in_force = (
+            accepted,
+            tenants,
+            credential,
+            in_force,
+        )
         self.plan: Plan | None = None
         self.open = False
         self.dirty = asyncio.Event()
@@ -50,6 +63,8 @@ class Router:
         self._waiting_since: dict[ArmKey, float] = {}
         self._reached: set[tuple[str, gateway.Endpoint]] = set()
         self._watch: asyncio.Task[None] | None = None
+        self._settled = False
+        self._gateways: object = None
 
     async def run(self) -> None:
         """Plans again whenever something is dirty, and once a second for what only time changes."""
@@ -82,17 +97,25 @@ class Router:
                 scopes.setdefault(namespace, {})[name] = scope.spec
         backends = {
             names.cluster(*name): BackendView(
-                pods=self.pod_states(*name), digest=b.status.identity.digest if b.status.identity else "",
-                fitness=b.spec.fitness)
-            for name, b in self._cache.backends.items() if isinstance(b, InferenceBackend)
+                pods=self.pod_states(*name),
+                digest=b.status.identity.digest if b.status.identity else "",
+                fitness=b.spec.fitness,
+            )
+            for name, b in self._cache.backends.items()
+            if isinstance(b, InferenceBackend)
         }
         return Inputs(
-            policies=tuple(self._accepted()), backends=backends, scopes=scopes,  # type: ignore[arg-type]
-            tenants=self._tenants(), credential=self._credential(),
+            policies=tuple(self._accepted()),
+            backends=backends,
+            scopes=scopes,  # type: ignore[arg-type]
+            tenants=self._tenants(),
+            credential=self._credential(),
         )
 
     def pod_states(self, namespace: str, backend: str) -> tuple[PodState, ...]:
-        return tuple(PodState(p, self._collector.view(p)) for p in self._cache.backend_pods(namespace, backend))
+        return tuple(
+            PodState(p, self._collector.view(p)) for p in self._cache.backend_pods(namespace, backend)
+        )
 
     def reached(self, cluster: str) -> int:
         """Endpoints of ``cluster`` that the gateway has, or had and is merely reconnecting."""
@@ -112,7 +135,15 @@ class Router:
         """Whether the final state was pushed and every gateway has it."""
         return self._settled and self._ads.num_gateways > 0
 
-    _settled = False
+    def look_at_gateways(self) -> None:
+        """Gateways come and go unasked; where what they hold has changed, statuses follow."""
+        seen = (self._ads.num_gateways, self._ads.acked_clusters())
+        if seen != self._gateways:
+            self._gateways = seen
+            if self.open and (self._watch is None or self._watch.done()):
+                self._settled = False
+                self._watch = asyncio.create_task(self._until_in_force(None))
+            self._in_force()
 
     def _configure(self, made: Plan, now: float) -> None:
         for configs in made.configs.values():
@@ -134,10 +165,12 @@ class Router:
 
     def _lingering(self) -> bool:
         return self.plan is not None and any(
-            version not in self.plan.configs.get(cluster, {}) for cluster, version in self._needed)
+            version not in self.plan.configs.get(cluster, {}) for cluster, version in self._needed
+        )
 
     async def _push(self, state: gateway.GatewayState) -> None:
-        """Pushes; where a candidate becomes stable, first routes in which it is both, or weights would dip."""
+        """Pushes; where a candidate becomes stable, first routes in which it is both, or weights would
+        dip."""
         self._final, self._settled = state, False
         bridge = _bridge(self._pushed, state)
         await self._send(bridge or state)
@@ -165,7 +198,9 @@ def _endpoint(state: PodState) -> gateway.Endpoint:
 
 
 def _fallbacks(state: gateway.GatewayState, policy: str, rule: str) -> tuple[str, ...]:
-    return next((r.fallbacks for p in state.policies if p.name == policy for r in p.rules if r.name == rule), ())
+    return next(
+        (r.fallbacks for p in state.policies if p.name == policy for r in p.rules if r.name == rule), ()
+    )
 
 
 def _bridge(before: gateway.GatewayState | None, after: gateway.GatewayState) -> gateway.GatewayState | None:

@@ -1,7 +1,8 @@
 """The Secret ``sluice-runtime``: made once in the operator's namespace, copied to where backends run.
 
-It is made here and not by the chart, since a template that draws random values draws them again at each upgrade.
-Secrets are never cached but for the two values themselves and the keys that tenants name, and never logged.
+It is made here and not by the chart, since a template that draws random values draws them again at each
+upgrade. Secrets are never cached but for the two values themselves and the keys that tenants name, and
+never logged.
 """
 
 from __future__ import annotations
@@ -33,8 +34,14 @@ def decode(secret: Mapping[str, Any] | None) -> dict[str, str]:
 
 def _manifest(namespace: str, name: str, data: Mapping[str, str]) -> dict[str, Any]:
     return {
-        "apiVersion": "v1", "kind": "Secret", "type": "Opaque",
-        "metadata": {"name": name, "namespace": namespace, "labels": {"app.kubernetes.io/managed-by": FIELD_MANAGER}},
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "Opaque",
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "labels": {"app.kubernetes.io/managed-by": FIELD_MANAGER},
+        },
         "data": {k: base64.b64encode(v.encode()).decode() for k, v in data.items()},
     }
 

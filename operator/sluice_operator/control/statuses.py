@@ -26,9 +26,11 @@ async def tell_broken(ctx: Context, kind: Kind, broken: Broken) -> None:
     """An object that the types refuse: Stalled, with the field, and nothing else of its status touched."""
     meta = broken.metadata
     old = parse_conditions(broken.status.get("conditions") or [])
-    facts = [Fact("Ready", "False", broken.problem.reason, broken.problem.text()),
-             Fact("Reconciling", "False", "Stalled", "waiting for a correction"),
-             Fact("Stalled", "True", broken.problem.reason, broken.problem.text())]
+    facts = [
+        Fact("Ready", "False", broken.problem.reason, broken.problem.text()),
+        Fact("Reconciling", "False", "Stalled", "waiting for a correction"),
+        Fact("Stalled", "True", broken.problem.reason, broken.problem.text()),
+    ]
     conditions = merge(old, facts, generation=meta.generation, now=stamp())
     if conditions == old and broken.status.get("observedGeneration") == meta.generation:
         return
@@ -37,4 +39,6 @@ async def tell_broken(ctx: Context, kind: Kind, broken: Broken) -> None:
     ctx.cache.put(kind.kind, answer)
     before = find(old, "Stalled")
     if before is None or before.message != broken.problem.text():
-        await ctx.recorder.tell(about(kind.kind, meta), broken.problem.reason, broken.problem.text(), now(), kind="Warning")
+        await ctx.recorder.tell(
+            about(kind.kind, meta), broken.problem.reason, broken.problem.text(), now(), kind="Warning"
+        )

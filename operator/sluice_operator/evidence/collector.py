@@ -21,11 +21,16 @@ log = logging.getLogger(__name__)
 
 
 class Collector:
-    """Keeps the streams. ``observed`` gets evidence as it arrives, ``changed`` the backend of a pod that told news."""
+    """Keeps the streams. ``observed`` gets evidence as it arrives, ``changed`` the backend of a pod that
+    told news."""
 
     def __init__(
-        self, token: Callable[[], str], *, observed: Callable[[list[Observed]], None],
-        changed: Callable[[PodView], None], gap: Callable[[PodView, int], None],
+        self,
+        token: Callable[[], str],
+        *,
+        observed: Callable[[list[Observed]], None],
+        changed: Callable[[PodView], None],
+        gap: Callable[[PodView, int], None],
     ) -> None:
         self._token = token
         self._observed, self._changed, self._gap = observed, changed, gap
@@ -39,7 +44,11 @@ class Collector:
         wanted = {p.key: p for p in pods if p.ip and p.phase not in ("Succeeded", "Failed")}
         for key, (stream, _) in list(self._streams.items()):
             pod = wanted.get(key)
-            if pod is None or (pod.uid, pod.ip, pod.admin_port) != (stream.pod.uid, stream.pod.ip, stream.pod.admin_port):
+            if pod is None or (pod.uid, pod.ip, pod.admin_port) != (
+                stream.pod.uid,
+                stream.pod.ip,
+                stream.pod.admin_port,
+            ):
                 self._close(key)
             else:
                 stream.pod = pod
@@ -65,7 +74,9 @@ class Collector:
             await self._session.close()
 
     def _open(self, key: tuple[str, str], pod: PodView, session: aiohttp.ClientSession) -> None:
-        stream = PodStream(pod, session, self._token, on_line=self._line, on_change=self._changed, on_gap=self._gap)
+        stream = PodStream(
+            pod, session, self._token, on_line=self._line, on_change=self._changed, on_gap=self._gap
+        )
         self._streams[key] = (stream, asyncio.create_task(self._run(stream), name=f"stream {pod.name}"))
 
     async def _run(self, stream: PodStream) -> None:
@@ -73,7 +84,9 @@ class Collector:
             try:
                 await stream.run()
             except ExceptionGroup:
-                log.exception("a pod's stream failed in a way that it should not", extra={"pod": stream.pod.name})
+                log.exception(
+                    "a pod's stream failed in a way that it should not", extra={"pod": stream.pod.name}
+                )
                 await asyncio.sleep(1)
 
     def _close(self, key: tuple[str, str]) -> None:

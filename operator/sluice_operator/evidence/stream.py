@@ -1,7 +1,7 @@
 """The long-lived stream from one pod's admin port, and the configurations that the pod shall hold.
 
-Invariant: what is known of a pod is known of the process that runs now: a new boot, or a restart while nobody was
-listening, makes it unknown until the pod has told again.
+Invariant: what is known of a pod is known of the process that runs now: a new boot, or a restart while
+nobody was listening, makes it unknown until the pod has told again.
 """
 
 from __future__ import annotations
@@ -23,11 +23,17 @@ _MAX_LINE = 1 << 20
 
 
 class PodStream:
-    """One pod. ``on_line`` gets records and heartbeats, ``on_change`` is called when what is known of the pod changes."""
+    """One pod. ``on_line`` gets records and heartbeats, ``on_change`` is called when what is known of the
+    pod changes."""
 
     def __init__(
-        self, pod: PodView, session: aiohttp.ClientSession, token: Callable[[], str], *,
-        on_line: Callable[[PodView, Mapping[str, Any]], None], on_change: Callable[[PodView], None],
+        self,
+        pod: PodView,
+        session: aiohttp.ClientSession,
+        token: Callable[[], str],
+        *,
+        on_line: Callable[[PodView, Mapping[str, Any]], None],
+        on_change: Callable[[PodView], None],
         on_gap: Callable[[PodView, int], None],
     ) -> None:
         self.pod = pod
@@ -39,6 +45,9 @@ class PodStream:
         self._versions: frozenset[str] = frozenset()
         self._rejected: dict[str, str] = {}
         self._boot, self._seq = "", 0
+        self._past = 0
+        """Records up to here were made before this operator listened: counted by its predecessor, as the
+        checkpoint shows. Of those only hard violations are told again, which does no harm."""
         self._restarts = pod.restarts
         self._configs: Mapping[str, Mapping[str, Any]] | None = None
         self._wake = asyncio.Event()
@@ -78,7 +87,10 @@ class PodStream:
                 delay = _BACKOFF_S[0]
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
                 if self._connected:
-                    log.info("lost a pod's stream", extra={"pod": self.pod.name, "error": f"{type(error).__name__}: {error}"})
+                    log.info(
+                        "lost a pod's stream",
+                        extra={"pod": self.pod.name, "error": f"{type(error).__name__}: {error}"},
+                    )
                     delay = _BACKOFF_S[0]
             if self._connected:
                 self._connected = False
@@ -90,7 +102,11 @@ class PodStream:
         timeout = aiohttp.ClientTimeout(total=None, connect=3.0, sock_read=_SILENCE_S)
         query = {"since": str(self._seq), "boot": self._boot} if self._boot else {}
         async with self._session.get(
-            self._url("/v1/stream"), headers=self._headers(), params=query, timeout=timeout, max_line_size=_MAX_LINE
+            self._url("/v1/stream"),
+            headers=self._headers(),
+            params=query,
+            timeout=timeout,
+            max_line_size=_MAX_LINE,
         ) as answer:
             if answer.status != 200:
                 raise aiohttp.ClientError(f"HTTP {answer.status}")
@@ -110,13 +126,16 @@ class PodStream:
             self._hold(frozenset(line["versions"]))
         elif kind == "record":
             self._seq = line["seq"]
+            if self._seq <= self._past and all(v["ok"] or not v["hard"] for v in line["verdicts"]):
+                return
         self._on_line(self.pod, line)
 
     def _hello(self, line: Mapping[str, Any]) -> None:
         if line["boot"] == self._boot:
             lost = line["oldest"] - self._seq - 1
         else:
-            lost, self._seq = (0 if not self._boot else 1), 0
+            lost, self._seq = (1 if self._boot else 0), 0
+            self._past = 0 if self._boot else line["seq"]
             self._rejected = {}
         self._boot = line["boot"]
         if lost > 0:
@@ -139,21 +158,29 @@ class PodStream:
             await self._wake.wait()
             self._wake.clear()
             wanted = self._configs
-            if wanted is None or not self._connected or self._versions == wanted.keys() - self._rejected.keys():
+            if (
+                wanted is None
+                or not self._connected
+                or self._versions == wanted.keys() - self._rejected.keys()
+            ):
                 continue
             try:
                 await self._put(wanted)
                 delay = _BACKOFF_S[0]
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
-                log.info("a pod did not take its configuration",
-                         extra={"pod": self.pod.name, "error": f"{type(error).__name__}: {error}"})
+                log.info(
+                    "a pod did not take its configuration",
+                    extra={"pod": self.pod.name, "error": f"{type(error).__name__}: {error}"},
+                )
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, _BACKOFF_S[1])
                 self._wake.set()
 
     async def _put(self, wanted: Mapping[str, Mapping[str, Any]]) -> None:
         async with self._session.put(
-            self._url("/v1/configs"), json={"configs": list(wanted.values())}, headers=self._headers(),
+            self._url("/v1/configs"),
+            json={"configs": list(wanted.values())},
+            headers=self._headers(),
             timeout=aiohttp.ClientTimeout(total=5.0),
         ) as answer:
             if answer.status != 200:

@@ -1,4 +1,5 @@
-"""The only place that talks to the API server: everything else hands over plain dicts and gets plain dicts."""
+"""The only place that talks to the API server: everything else hands over plain dicts and gets plain
+dicts."""
 
 from .client import Conflict, Kube, KubeError, NotFound
 

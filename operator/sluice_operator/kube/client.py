@@ -1,7 +1,8 @@
 """The few verbs that the operator needs, over ``kubernetes.aio``.
 
-That client is young, so nothing else imports it. Invariant: every call ends within ``timeout`` seconds, with plain data
-or with a ``KubeError``; a spec is never written, only whole objects that are ours and status subresources.
+That client is young, so nothing else imports it. Invariant: every call ends within ``timeout`` seconds,
+with plain data or with a ``KubeError``; a spec is never written, only whole objects that are ours and
+status subresources.
 """
 
 from __future__ import annotations
@@ -20,8 +21,13 @@ from ..api.common import API_VERSION, FIELD_MANAGER
 Object = dict[str, Any]
 
 _PLURALS = {
-    "InferenceBackend": "inferencebackends", "RoutePolicy": "routepolicies", "CacheScope": "cachescopes", "Tenant": "tenants",
-    "PodDisruptionBudget": "poddisruptionbudgets", "ControllerRevision": "controllerrevisions", "Lease": "leases",
+    "InferenceBackend": "inferencebackends",
+    "RoutePolicy": "routepolicies",
+    "CacheScope": "cachescopes",
+    "Tenant": "tenants",
+    "PodDisruptionBudget": "poddisruptionbudgets",
+    "ControllerRevision": "controllerrevisions",
+    "Lease": "leases",
 }
 
 
@@ -60,7 +66,8 @@ EVENT = Kind("v1", "Event")
 DEPLOYMENT = Kind("apps/v1", "Deployment")
 CONTROLLER_REVISION = Kind("apps/v1", "ControllerRevision")
 BACKEND, POLICY, SCOPE, TENANT = (
-    Kind(API_VERSION, k) for k in ("InferenceBackend", "RoutePolicy", "CacheScope", "Tenant"))
+    Kind(API_VERSION, k) for k in ("InferenceBackend", "RoutePolicy", "CacheScope", "Tenant")
+)
 
 
 def kind_of(obj: Object) -> Kind:
@@ -75,13 +82,16 @@ class Kube:
         self._timeout = timeout
 
     @classmethod
-    async def connect(cls, *, timeout: float = 10.0) -> Kube:
-        """From the pod's service account, else from KUBECONFIG or ~/.kube/config."""
+    async def connect(cls, *, kubeconfig: str | None = None) -> Kube:
+        """From ``kubeconfig``, else from the pod's service account, else from KUBECONFIG or
+        ~/.kube/config."""
         try:
+            if kubeconfig is not None:
+                raise kubernetes_config.ConfigException("a file is named")
             kubernetes_config.load_incluster_config()  # type: ignore[no-untyped-call]
         except kubernetes_config.ConfigException:
-            await kubernetes_config.load_kube_config()  # type: ignore[no-untyped-call]
-        return cls(kubernetes_client.ApiClient(), timeout=timeout)
+            await kubernetes_config.load_kube_config(config_file=kubeconfig)  # type: ignore[no-untyped-call]
+        return cls(kubernetes_client.ApiClient())
 
     async def close(self) -> None:
         await self._api.close()  # type: ignore[no-untyped-call]
@@ -102,7 +112,9 @@ class Kube:
         query = [("limit", "500")] + ([("labelSelector", selector)] if selector else [])
         token = ""
         while True:
-            page = await self._call("GET", kind.path(namespace), query=query + ([("continue", token)] if token else []))
+            page = await self._call(
+                "GET", kind.path(namespace), query=query + ([("continue", token)] if token else [])
+            )
             found.extend(page.get("items") or [])
             token = (page.get("metadata") or {}).get("continue") or ""
             if not token:
@@ -112,46 +124,72 @@ class Kube:
         """Server-side apply of an object that is ours."""
         meta = obj["metadata"]
         return await self._call(
-            "PATCH", kind_of(obj).path(meta.get("namespace"), meta["name"]), body=obj,
-            query=[("fieldManager", FIELD_MANAGER), ("force", "true")], content_type="application/apply-patch+yaml",
+            "PATCH",
+            kind_of(obj).path(meta.get("namespace"), meta["name"]),
+            body=obj,
+            query=[("fieldManager", FIELD_MANAGER), ("force", "true")],
+            content_type="application/apply-patch+yaml",
         )
 
     async def create(self, obj: Object) -> Object:
         """Raises Conflict where it exists."""
-        return await self._call("POST", kind_of(obj).path(obj["metadata"].get("namespace")), body=obj,
-                                query=[("fieldManager", FIELD_MANAGER)])
+        return await self._call(
+            "POST",
+            kind_of(obj).path(obj["metadata"].get("namespace")),
+            body=obj,
+            query=[("fieldManager", FIELD_MANAGER)],
+        )
 
     async def patch_status(self, kind: Kind, namespace: str, name: str, status: Object) -> Object:
         """Replaces the fields of ``status`` that are given (JSON merge patch on the subresource)."""
         return await self._call(
-            "PATCH", kind.path(namespace, name, "status"), body={"status": status},
-            query=[("fieldManager", FIELD_MANAGER)], content_type="application/merge-patch+json",
+            "PATCH",
+            kind.path(namespace, name, "status"),
+            body={"status": status},
+            query=[("fieldManager", FIELD_MANAGER)],
+            content_type="application/merge-patch+json",
         )
 
     async def patch_metadata(self, kind: Kind, namespace: str, name: str, metadata: Object) -> Object:
         """Merge patch of metadata alone: finalizers, and a ``resourceVersion`` as precondition."""
         return await self._call(
-            "PATCH", kind.path(namespace, name), body={"metadata": metadata}, query=[("fieldManager", FIELD_MANAGER)],
+            "PATCH",
+            kind.path(namespace, name),
+            body={"metadata": metadata},
+            query=[("fieldManager", FIELD_MANAGER)],
             content_type="application/merge-patch+json",
         )
 
     async def patch_event(self, namespace: str, name: str, body: Object) -> Object:
-        return await self._call("PATCH", EVENT.path(namespace, name), body=body, content_type="application/merge-patch+json")
+        return await self._call(
+            "PATCH", EVENT.path(namespace, name), body=body, content_type="application/merge-patch+json"
+        )
 
     async def delete(self, kind: Kind, namespace: str, name: str) -> None:
         """Deletes; nothing there is success."""
         try:
-            await self._call("DELETE", kind.path(namespace, name), query=[("propagationPolicy", "Background")])
+            await self._call(
+                "DELETE", kind.path(namespace, name), query=[("propagationPolicy", "Background")]
+            )
         except NotFound:
             return
 
     async def _call(
-        self, method: str, path: str, *, body: Object | None = None, query: list[tuple[str, str]] | None = None,
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Object | None = None,
+        query: list[tuple[str, str]] | None = None,
         content_type: str = "application/json",
     ) -> Object:
         try:
             request = await self._api.param_serialize(
-                method, path, query_params=query or [], body=body, auth_settings=["BearerToken"],
+                method,
+                path,
+                query_params=query or [],
+                body=body,
+                auth_settings=["BearerToken"],
                 header_params={"Accept": "application/json", "Content-Type": content_type},
             )
             response = await self._api.call_api(*request, _request_timeout=self._timeout)

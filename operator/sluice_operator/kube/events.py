@@ -1,6 +1,7 @@
 """Events that a person can read with ``kubectl describe``: one object for each kind of news, counted.
 
-Invariant: the same news about the same object within ten minutes is one Event with a count, whatever repeats it.
+Invariant: the same news about the same object within ten minutes is one Event with a count, whatever
+repeats it.
 """
 
 from __future__ import annotations
@@ -32,18 +33,28 @@ class Recorder:
         self._told: OrderedDict[str, _Told] = OrderedDict()
 
     async def tell(
-        self, about: dict[str, Any], reason: str, message: str, now: datetime, *, kind: Literal["Normal", "Warning"] = "Normal"
+        self,
+        about: dict[str, Any],
+        reason: str,
+        message: str,
+        now: datetime,
+        *,
+        kind: Literal["Normal", "Warning"] = "Normal",
     ) -> bool:
         """``about`` needs apiVersion, kind, metadata. Returns whether it was written."""
         meta = about["metadata"]
         stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
-        key = hashlib.sha256("\0".join((meta.get("uid", ""), meta["name"], reason, message)).encode()).hexdigest()[:16]
+        key = hashlib.sha256(
+            "\0".join((meta.get("uid", ""), meta["name"], reason, message)).encode()
+        ).hexdigest()[:16]
         told = self._told.get(key)
         try:
             if told is not None and now - told.last < _WINDOW:
                 told.count, told.last = told.count + 1, now
                 try:
-                    await self._kube.patch_event(meta["namespace"], told.name, {"count": told.count, "lastTimestamp": stamp})
+                    await self._kube.patch_event(
+                        meta["namespace"], told.name, {"count": told.count, "lastTimestamp": stamp}
+                    )
                     return True
                 except NotFound:
                     pass
@@ -57,14 +68,29 @@ class Recorder:
         return True
 
 
-def _event(about: dict[str, Any], name: str, reason: str, message: str, stamp: str, kind: str) -> dict[str, Any]:
+def _event(
+    about: dict[str, Any], name: str, reason: str, message: str, stamp: str, kind: str
+) -> dict[str, Any]:
     meta = about["metadata"]
     return {
-        "apiVersion": "v1", "kind": "Event", "metadata": {"name": name, "namespace": meta["namespace"]},
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": name, "namespace": meta["namespace"]},
         "involvedObject": {
-            "apiVersion": about["apiVersion"], "kind": about["kind"], "name": meta["name"], "namespace": meta["namespace"],
-            "uid": meta.get("uid", ""), "resourceVersion": meta.get("resourceVersion", ""),
+            "apiVersion": about["apiVersion"],
+            "kind": about["kind"],
+            "name": meta["name"],
+            "namespace": meta["namespace"],
+            "uid": meta.get("uid", ""),
+            "resourceVersion": meta.get("resourceVersion", ""),
         },
-        "reason": reason, "message": message[:1024], "type": kind, "count": 1, "firstTimestamp": stamp, "lastTimestamp": stamp,
-        "source": {"component": "sluice-operator"}, "reportingComponent": "sluice-operator", "reportingInstance": "sluice-operator",
+        "reason": reason,
+        "message": message[:1024],
+        "type": kind,
+        "count": 1,
+        "firstTimestamp": stamp,
+        "lastTimestamp": stamp,
+        "source": {"component": "sluice-operator"},
+        "reportingComponent": "sluice-operator",
+        "reportingInstance": "sluice-operator",
     }

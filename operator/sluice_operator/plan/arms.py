@@ -1,7 +1,7 @@
 """Arms of a rule, and what pods must know of each: the PodConfig.
 
-Invariant: a PodConfig's version is the digest of all the rest of it and of nothing else (not of the backend), so that a
-fallback serves an arm's requests under the very version that the route names.
+Invariant: a PodConfig's version is the digest of all the rest of it and of nothing else (not of the
+backend), so that a fallback serves an arm's requests under the very version that the route names.
 """
 
 from __future__ import annotations
@@ -69,14 +69,19 @@ def pod_config(
     if arm.cache_scope and scope is None:
         enabled = False  # a scope that is gone permits nothing
     body: PodConfig = {
-        "policy": f"{namespace}/{policy}", "rule": rule.name, "model": model, "contract": _contract(rule),
+        "policy": f"{namespace}/{policy}",
+        "rule": rule.name,
+        "model": model,
+        "contract": _contract(rule),
         "features": {"prefixCache": enabled},
         "scope": {
             "name": f"{namespace}/{arm.cache_scope or ''}",
             "isolation": (scope.isolation if scope else Isolation.TENANT).value,
-            "epoch": scope.epoch if scope else 0, "versions": dict(scope.versions) if scope else {},
+            "epoch": scope.epoch if scope else 0,
+            "versions": dict(scope.versions) if scope else {},
         },
-        "sampling": _sampling(arm.sampling), "caps": {},
+        "sampling": _sampling(arm.sampling),
+        "caps": {},
     }
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
     return {"version": hashlib.sha256(canonical.encode()).hexdigest()[:16], **body}

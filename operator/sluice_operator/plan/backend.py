@@ -1,8 +1,9 @@
-"""An InferenceBackend as the objects that run it: Deployment, headless Service, ConfigMap and PodDisruptionBudget.
+"""An InferenceBackend as the objects that run it: Deployment, headless Service, ConfigMap and
+PodDisruptionBudget.
 
-Invariant: the pod template depends only on what is immutable in the spec (and on scheduling), so an edit of replicas,
-cost or card never restarts a pod. ``image`` is what the Deployment already runs, where there is one: a new default
-image of the operator is no reason to change what answers.
+Invariant: the pod template depends only on what is immutable in the spec (and on scheduling), so an edit
+of replicas, cost or card never restarts a pod. ``image`` is what the Deployment already runs, where there
+is one: a new default image of the operator is no reason to change what answers.
 """
 
 from __future__ import annotations
@@ -40,8 +41,12 @@ def problems(backend: InferenceBackend) -> tuple[Problem, ...]:
     """What one object can get wrong beyond its schema; each names its field."""
     spec, found = backend.spec, []
     if len(backend.metadata.name) > 63:
-        found.append(Problem("InvalidSpec", "longer than 63 characters; routes could not name it", "metadata.name"))
-    sources = [s for s in ("huggingFace", "persistentVolumeClaim", "image", "hostPath") if _source(spec.model, s)]
+        found.append(
+            Problem("InvalidSpec", "longer than 63 characters; routes could not name it", "metadata.name")
+        )
+    sources = [
+        s for s in ("huggingFace", "persistentVolumeClaim", "image", "hostPath") if _source(spec.model, s)
+    ]
     if len(sources) != 1:
         told = ", ".join(sources) or "none"
         found.append(Problem("InvalidSpec", f"exactly one source is needed, given: {told}", "spec.model"))
@@ -58,7 +63,10 @@ def problems(backend: InferenceBackend) -> tuple[Problem, ...]:
         except ValueError as error:
             found.append(Problem("InvalidSpec", str(error), field))
     found.extend(_limit_problems(backend))
-    for where, path in (("persistentVolumeClaim", spec.model.persistent_volume_claim), ("hostPath", spec.model.host_path)):
+    for where, path in (
+        ("persistentVolumeClaim", spec.model.persistent_volume_claim),
+        ("hostPath", spec.model.host_path),
+    ):
         if path is not None and ".." in path.path.split("/"):
             found.append(Problem("InvalidSpec", "must not contain '..'", f"spec.model.{where}.path"))
     return tuple(found)
@@ -70,8 +78,13 @@ def _limit_problems(backend: InferenceBackend) -> list[Problem]:
         request, limit = getattr(resources.requests, kind), getattr(resources.limits, kind)
         try:
             if request and limit and parse(request) > parse(limit):
-                found.append(Problem("InvalidSpec", f"{request} is more than the limit {limit}",
-                                     f"spec.resources.requests.{kind}"))
+                found.append(
+                    Problem(
+                        "InvalidSpec",
+                        f"{request} is more than the limit {limit}",
+                        f"spec.resources.requests.{kind}",
+                    )
+                )
         except ValueError as error:
             found.append(Problem("InvalidSpec", str(error), f"spec.resources.*.{kind}"))
     return found
@@ -79,15 +92,20 @@ def _limit_problems(backend: InferenceBackend) -> list[Problem]:
 
 def _source(model: ModelSource, name: str) -> object:
     return {
-        "huggingFace": model.hugging_face, "persistentVolumeClaim": model.persistent_volume_claim,
-        "image": model.image, "hostPath": model.host_path,
+        "huggingFace": model.hugging_face,
+        "persistentVolumeClaim": model.persistent_volume_claim,
+        "image": model.image,
+        "hostPath": model.host_path,
     }[name]
 
 
 def replaces_in_place(backend: InferenceBackend) -> bool:
-    """Whether an old pod ends before a new one starts: with accelerators a surge pod would stay Pending for ever."""
+    """Whether an old pod ends before a new one starts: with accelerators a surge pod would stay Pending
+    for ever."""
     strategy = backend.spec.update_strategy
-    return strategy is UpdateStrategy.REPLACE or (strategy is UpdateStrategy.AUTO and backend.spec.accelerator is not None)
+    return strategy is UpdateStrategy.REPLACE or (
+        strategy is UpdateStrategy.AUTO and backend.spec.accelerator is not None
+    )
 
 
 def selector(backend: InferenceBackend) -> dict[str, str]:
@@ -109,48 +127,73 @@ def backend_json(backend: InferenceBackend) -> dict[str, Any]:
     if source.gguf_file is not None:
         model["file"] = source.gguf_file
     settings = {
-        "dtype": engine.dtype.value, "quantization": engine.quantization.value, "maxModelLen": engine.max_model_len,
-        "maxNumSeqs": engine.max_num_seqs, "maxBatchTokens": engine.max_batch_tokens, "blockSize": engine.block_size,
-        "kvCacheBytes": num_bytes(engine.kv_cache_memory), "maxQueue": engine.max_queue,
+        "dtype": engine.dtype.value,
+        "quantization": engine.quantization.value,
+        "maxModelLen": engine.max_model_len,
+        "maxNumSeqs": engine.max_num_seqs,
+        "maxBatchTokens": engine.max_batch_tokens,
+        "blockSize": engine.block_size,
+        "kvCacheBytes": num_bytes(engine.kv_cache_memory),
+        "maxQueue": engine.max_queue,
     }
     if engine.num_threads is not None:
         settings["numThreads"] = engine.num_threads
     return {
-        "name": names.cluster(backend.metadata.namespace, backend.metadata.name), "model": model, "engine": settings,
+        "name": names.cluster(backend.metadata.namespace, backend.metadata.name),
+        "model": model,
+        "engine": settings,
     }
 
 
-def children(backend: InferenceBackend, defaults: Defaults, *, image: str | None = None) -> tuple[Manifest, ...]:
+def children(
+    backend: InferenceBackend, defaults: Defaults, *, image: str | None = None
+) -> tuple[Manifest, ...]:
     """All objects of a valid backend, in the order in which they are to be applied."""
     config = json.dumps(backend_json(backend), indent=1, sort_keys=True)
     return (
         _object(backend, "v1", "ConfigMap", data={"backend.json": config}),
         _object(backend, "v1", "Service", spec=_service_spec(backend)),
-        _object(backend, "policy/v1", "PodDisruptionBudget",
-                spec={"maxUnavailable": 1, "selector": {"matchLabels": selector(backend)}}),
+        _object(
+            backend,
+            "policy/v1",
+            "PodDisruptionBudget",
+            spec={"maxUnavailable": 1, "selector": {"matchLabels": selector(backend)}},
+        ),
         _object(backend, "apps/v1", "Deployment", spec=_deployment_spec(backend, defaults, image, config)),
     )
 
 
 def _labels(backend: InferenceBackend) -> dict[str, str]:
     return {
-        **selector(backend), "app.kubernetes.io/name": "sluice-runtime", "app.kubernetes.io/component": "runtime",
-        "app.kubernetes.io/instance": names.label(backend.metadata.name), "app.kubernetes.io/managed-by": "sluice",
+        **selector(backend),
+        "app.kubernetes.io/name": "sluice-runtime",
+        "app.kubernetes.io/component": "runtime",
+        "app.kubernetes.io/instance": names.label(backend.metadata.name),
+        "app.kubernetes.io/managed-by": "sluice",
         "app.kubernetes.io/part-of": "sluice",
     }
 
 
 def owner_reference(kind: str, name: str, uid: str) -> dict[str, Any]:
-    return {"apiVersion": API_VERSION, "kind": kind, "name": name, "uid": uid, "controller": True,
-            "blockOwnerDeletion": True}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": kind,
+        "name": name,
+        "uid": uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
 
 
 def _object(backend: InferenceBackend, api_version: str, kind: str, **content: Any) -> Manifest:
     meta = backend.metadata
     return {
-        "apiVersion": api_version, "kind": kind,
+        "apiVersion": api_version,
+        "kind": kind,
         "metadata": {
-            "name": names.child(meta.name), "namespace": meta.namespace, "labels": _labels(backend),
+            "name": names.child(meta.name),
+            "namespace": meta.namespace,
+            "labels": _labels(backend),
             "ownerReferences": [owner_reference("InferenceBackend", meta.name, meta.uid)],
         },
         **content,
@@ -159,18 +202,29 @@ def _object(backend: InferenceBackend, api_version: str, kind: str, **content: A
 
 def _service_spec(backend: InferenceBackend) -> dict[str, Any]:
     return {
-        "clusterIP": "None", "selector": selector(backend),
-        "ports": [{"name": "api", "port": API_PORT, "targetPort": "api", "protocol": "TCP"},
-                  {"name": "admin", "port": ADMIN_PORT, "targetPort": "admin", "protocol": "TCP"}],
+        "clusterIP": "None",
+        "selector": selector(backend),
+        "ports": [
+            {"name": "api", "port": API_PORT, "targetPort": "api", "protocol": "TCP"},
+            {"name": "admin", "port": ADMIN_PORT, "targetPort": "admin", "protocol": "TCP"},
+        ],
     }
 
 
-def _deployment_spec(backend: InferenceBackend, defaults: Defaults, image: str | None, config: str) -> dict[str, Any]:
+def _deployment_spec(
+    backend: InferenceBackend, defaults: Defaults, image: str | None, config: str
+) -> dict[str, Any]:
     return {
-        "replicas": backend.spec.replicas, "selector": {"matchLabels": selector(backend)}, "revisionHistoryLimit": 1,
-        "progressDeadlineSeconds": 3600, "strategy": _strategy(backend),
+        "replicas": backend.spec.replicas,
+        "selector": {"matchLabels": selector(backend)},
+        "revisionHistoryLimit": 1,
+        "progressDeadlineSeconds": 3600,
+        "strategy": _strategy(backend),
         "template": {
-            "metadata": {"labels": _labels(backend), "annotations": {"sluice.dev/config-digest": names.digest(config, 16)}},
+            "metadata": {
+                "labels": _labels(backend),
+                "annotations": {"sluice.dev/config-digest": names.digest(config, 16)},
+            },
             "spec": _pod_spec(backend, defaults, image or backend.spec.image or defaults.image),
         },
     }
@@ -188,33 +242,52 @@ def _pod_spec(backend: InferenceBackend, defaults: Defaults, image: str) -> dict
     spec, scheduling = backend.spec, backend.spec.scheduling
     volumes, mounts = _volumes(backend, defaults)
     pod: dict[str, Any] = {
-        "automountServiceAccountToken": False, "enableServiceLinks": False,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
         "terminationGracePeriodSeconds": spec.termination_grace_period_seconds,
         "securityContext": {
-            "runAsNonRoot": True, "runAsUser": RUNTIME_USER, "runAsGroup": RUNTIME_USER, "fsGroup": RUNTIME_USER,
+            "runAsNonRoot": True,
+            "runAsUser": RUNTIME_USER,
+            "runAsGroup": RUNTIME_USER,
+            "fsGroup": RUNTIME_USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [_container(backend, defaults, image, mounts)], "volumes": volumes,
+        "containers": [_container(backend, defaults, image, mounts)],
+        "volumes": volumes,
     }
     if spec.model.image is not None:
         pod["initContainers"] = [_copy_model(spec.model.image.reference, spec.model.image.path)]
     optional = {
-        "nodeSelector": scheduling.node_selector, "tolerations": scheduling.tolerations,
-        "runtimeClassName": scheduling.runtime_class_name, "priorityClassName": scheduling.priority_class_name,
+        "nodeSelector": scheduling.node_selector,
+        "tolerations": scheduling.tolerations,
+        "runtimeClassName": scheduling.runtime_class_name,
+        "priorityClassName": scheduling.priority_class_name,
     }
     return pod | {key: value for key, value in optional.items() if value}
 
 
 def _container_security() -> dict[str, Any]:
-    return {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
 
 
-def _container(backend: InferenceBackend, defaults: Defaults, image: str, mounts: list[dict[str, Any]]) -> dict[str, Any]:
+def _container(
+    backend: InferenceBackend, defaults: Defaults, image: str, mounts: list[dict[str, Any]]
+) -> dict[str, Any]:
     container: dict[str, Any] = {
-        "name": CONTAINER, "image": image, "imagePullPolicy": defaults.image_pull_policy,
-        "ports": [{"name": "api", "containerPort": API_PORT, "protocol": "TCP"},
-                  {"name": "admin", "containerPort": ADMIN_PORT, "protocol": "TCP"}],
-        "env": _environment(backend), "resources": _resources(backend), "volumeMounts": mounts,
+        "name": CONTAINER,
+        "image": image,
+        "imagePullPolicy": defaults.image_pull_policy,
+        "ports": [
+            {"name": "api", "containerPort": API_PORT, "protocol": "TCP"},
+            {"name": "admin", "containerPort": ADMIN_PORT, "protocol": "TCP"},
+        ],
+        "env": _environment(backend),
+        "resources": _resources(backend),
+        "volumeMounts": mounts,
         "securityContext": _container_security(),
         # Half an hour to download and load; from then on liveness asks the engine loop.
         "startupProbe": _probe("/healthz", period=2, timeout=5, failures=900),
@@ -232,8 +305,12 @@ def _container(backend: InferenceBackend, defaults: Defaults, image: str, mounts
 
 
 def _probe(path: str, *, period: int, timeout: int, failures: int) -> dict[str, Any]:
-    return {"httpGet": {"path": path, "port": "api", "scheme": "HTTP"}, "periodSeconds": period,
-            "timeoutSeconds": timeout, "failureThreshold": failures}
+    return {
+        "httpGet": {"path": path, "port": "api", "scheme": "HTTP"},
+        "periodSeconds": period,
+        "timeoutSeconds": timeout,
+        "failureThreshold": failures,
+    }
 
 
 def _environment(backend: InferenceBackend) -> list[dict[str, str]]:
@@ -257,7 +334,9 @@ def _resources(backend: InferenceBackend) -> dict[str, Any]:
     return {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
 
 
-def _volumes(backend: InferenceBackend, defaults: Defaults) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _volumes(
+    backend: InferenceBackend, defaults: Defaults
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Volumes of the pod and mounts of the runtime container."""
     scheduling = backend.spec.scheduling
     volumes: list[dict[str, Any]] = [
@@ -266,7 +345,12 @@ def _volumes(backend: InferenceBackend, defaults: Defaults) -> tuple[list[dict[s
         {"name": "tmp", "emptyDir": {}},
     ]
     mounts: list[dict[str, Any]] = [
-        {"name": "config", "mountPath": f"{_CONFIG_DIR}/backend.json", "subPath": "backend.json", "readOnly": True},
+        {
+            "name": "config",
+            "mountPath": f"{_CONFIG_DIR}/backend.json",
+            "subPath": "backend.json",
+            "readOnly": True,
+        },
         {"name": "secrets", "mountPath": f"{_CONFIG_DIR}/secrets", "readOnly": True},
         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
     ]
@@ -288,21 +372,34 @@ def _model_volumes(model: ModelSource) -> tuple[list[dict[str, Any]], list[dict[
         claim = model.persistent_volume_claim
         if claim.path:
             mount["subPath"] = claim.path
-        return [{"name": "model", "persistentVolumeClaim": {"claimName": claim.claim_name, "readOnly": True}}], [mount]
+        return [
+            {"name": "model", "persistentVolumeClaim": {"claimName": claim.claim_name, "readOnly": True}}
+        ], [mount]
     if model.image is not None:
         return [{"name": "model", "emptyDir": {}}], [mount]
     volumes: list[dict[str, Any]] = [{"name": "model", "emptyDir": {}}]
     mounts: list[dict[str, Any]] = [{"name": "model", "mountPath": _HF_CACHE}]
     if model.hugging_face is not None and model.hugging_face.token_secret is not None:
         secret = model.hugging_face.token_secret
-        volumes.append({"name": "token", "secret": {
-            "secretName": secret.name, "defaultMode": 0o440, "items": [{"key": secret.key, "path": "token"}]}})
+        volumes.append(
+            {
+                "name": "token",
+                "secret": {
+                    "secretName": secret.name,
+                    "defaultMode": 0o440,
+                    "items": [{"key": secret.key, "path": "token"}],
+                },
+            }
+        )
         mounts.append({"name": "token", "mountPath": f"{_CONFIG_DIR}/huggingface", "readOnly": True})
     return volumes, mounts
 
 
 def _copy_model(reference: str, path: str) -> dict[str, Any]:
     return {
-        "name": "model", "image": reference, "command": ["cp", "-rL", f"{path.rstrip('/')}/.", MODEL_DIR],
-        "volumeMounts": [{"name": "model", "mountPath": MODEL_DIR}], "securityContext": _container_security(),
+        "name": "model",
+        "image": reference,
+        "command": ["cp", "-rL", f"{path.rstrip('/')}/.", MODEL_DIR],
+        "volumeMounts": [{"name": "model", "mountPath": MODEL_DIR}],
+        "securityContext": _container_security(),
     }

@@ -1,13 +1,13 @@
 """What is true of a backend: which pods are endpoints, and conditions that say what to do next.
 
-Invariant: ``Ready=True`` means that a request sent to the gateway now would reach a pod at the recorded identity.
-An ordered tuple of small rules finds why pods don't come up; the first match wins.
+Invariant: ``Ready=True`` means that a request sent to the gateway now would reach a pod at the recorded
+identity. An ordered tuple of small rules finds why pods don't come up; the first match wins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..api.backend import Identity, InferenceBackend, InferenceBackendStatus
 from . import backend as plan
@@ -19,10 +19,18 @@ _MODEL_REASONS = {
     "CheckpointCorrupt": "the files don't load; fetch them again into a new backend",
     "UnsafeFormat": "only safetensors or GGUF are loaded; convert the checkpoint",
     "UnsupportedModel": "this architecture or file is not supported by the runtime image",
-    "OutOfMemory": "raise spec.resources.limits.memory, or lower spec.engine.kvCacheMemory or maxModelLen, in a new backend",
-    "OOMKilled": "raise spec.resources.limits.memory, or lower spec.engine.kvCacheMemory or maxModelLen, in a new backend",
+    "OutOfMemory": "raise spec.resources.limits.memory, or lower spec.engine.kvCacheMemory or maxModelLen, "
+    "in a new backend",
+    "OOMKilled": "raise spec.resources.limits.memory, or lower spec.engine.kvCacheMemory or maxModelLen, in "
+    "a new backend",
 }
-_PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
+_PULL_REASONS = (
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "RegistryUnavailable",
+)
 
 
 @dataclass(frozen=True)
@@ -30,7 +38,7 @@ class PodState:
     """A pod together with what its admin stream tells."""
 
     pod: PodView
-    stream: StreamView = StreamView()
+    stream: StreamView = field(default_factory=StreamView)
 
 
 @dataclass(frozen=True)
@@ -52,13 +60,16 @@ def record_identity(backend: InferenceBackend, pods: Iterable[PodState], now: st
     """The digest on record; the oldest pod that tells one sets it, once."""
     if backend.status.identity is not None:
         return backend.status.identity
-    told = sorted((p for p in pods if p.stream.identity and not p.pod.terminating),
-                  key=lambda p: (p.pod.created, p.pod.name))
+    told = sorted(
+        (p for p in pods if p.stream.identity and not p.pod.terminating),
+        key=lambda p: (p.pod.created, p.pod.name),
+    )
     return Identity(digest=told[0].stream.identity, recorded_at=now) if told else None
 
 
 def is_fit(state: PodState, digest: str) -> bool:
-    """Whether the pod may get traffic as far as the pod itself goes: it is up, stays up, and is what it should be."""
+    """Whether the pod may get traffic as far as the pod itself goes: it is up, stays up, and is what it
+    should be."""
     pod = state.pod
     return bool(pod.ready and not pod.terminating and pod.ip and digest and state.stream.identity == digest)
 
@@ -69,13 +80,17 @@ def live(pods: Iterable[PodState]) -> list[PodState]:
 
 
 def _mismatch(seen: Seen, digest: str) -> Problem | None:
-    wrong = [p.pod.name for p in live(seen.pods) if digest and p.stream.identity and p.stream.identity != digest]
+    wrong = [
+        p.pod.name for p in live(seen.pods) if digest and p.stream.identity and p.stream.identity != digest
+    ]
     if not wrong:
         return None
     return Problem(
         "IdentityMismatch",
-        f"{len(wrong)} pod(s), {wrong[0]} among them, loaded something else than the recorded {digest[:19]}… and get no "
-        "traffic; what answers is immutable: restore the model's files or image, or create a new InferenceBackend",
+        f"{len(wrong)} pod(s), {wrong[0]} among them, loaded something else than the recorded {digest[:19]}… "
+        "and get no "
+        "traffic; what answers is immutable: restore the model's files or image, or create a new "
+        "InferenceBackend",
     )
 
 
@@ -91,10 +106,16 @@ def _model_failure(seen: Seen, digest: str) -> Problem | None:
 def _image(seen: Seen, digest: str) -> Problem | None:
     for state in live(seen.pods):
         if state.pod.waiting in _PULL_REASONS:
-            return Problem("ImagePullFailed", f"pod {state.pod.name}: {state.pod.waiting}: {state.pod.waiting_message}; "
-                           "check spec.image (or the operator's default) and pull credentials")
+            return Problem(
+                "ImagePullFailed",
+                f"pod {state.pod.name}: {state.pod.waiting}: {state.pod.waiting_message}; "
+                "check spec.image (or the operator's default) and pull credentials",
+            )
         if state.pod.waiting in ("CreateContainerConfigError", "CreateContainerError", "RunContainerError"):
-            return Problem("ContainerNotCreated", f"pod {state.pod.name}: {state.pod.waiting}: {state.pod.waiting_message}")
+            return Problem(
+                "ContainerNotCreated",
+                f"pod {state.pod.name}: {state.pod.waiting}: {state.pod.waiting_message}",
+            )
     return None
 
 
@@ -102,20 +123,32 @@ def _crash(seen: Seen, digest: str) -> Problem | None:
     for state in live(seen.pods):
         if state.pod.waiting == "CrashLoopBackOff" or (state.pod.failure_reason and state.pod.restarts > 0):
             told = state.pod.failure_message or f"exit code {state.pod.exit_code}"
-            return Problem("CrashLoop", f"pod {state.pod.name} restarted {state.pod.restarts} time(s), last reason "
-                           f"{state.pod.failure_reason or 'unknown'}: {told}; see `kubectl logs --previous`")
+            return Problem(
+                "CrashLoop",
+                f"pod {state.pod.name} restarted {state.pod.restarts} time(s), last reason "
+                f"{state.pod.failure_reason or 'unknown'}: {told}; see `kubectl logs --previous`",
+            )
     return None
 
 
 def _unschedulable(seen: Seen, digest: str) -> Problem | None:
     for state in live(seen.pods):
         if state.pod.unschedulable:
-            return Problem("Unschedulable", f"pod {state.pod.name} fits on no node: {state.pod.unschedulable}; add nodes, or "
-                           "lower spec.resources, spec.accelerator or spec.replicas")
+            return Problem(
+                "Unschedulable",
+                f"pod {state.pod.name} fits on no node: {state.pod.unschedulable}; add nodes, or "
+                "lower spec.resources, spec.accelerator or spec.replicas",
+            )
     return None
 
 
-_RULES: tuple[Callable[[Seen, str], Problem | None], ...] = (_model_failure, _mismatch, _image, _crash, _unschedulable)
+_RULES: tuple[Callable[[Seen, str], Problem | None], ...] = (
+    _model_failure,
+    _mismatch,
+    _image,
+    _crash,
+    _unschedulable,
+)
 
 
 def why_not_up(seen: Seen, digest: str) -> Problem | None:
@@ -128,17 +161,27 @@ def _ready(backend: InferenceBackend, seen: Seen, stalled: Problem | None) -> Fa
         return Fact("Ready", "False", reason, message)
 
     if seen.num_endpoints > 0 and seen.acked and seen.gateway:
-        return Fact("Ready", "True", "Routable", f"{seen.num_endpoints} endpoint(s) that the gateway reaches now")
+        return Fact(
+            "Ready", "True", "Routable", f"{seen.num_endpoints} endpoint(s) that the gateway reaches now"
+        )
     if stalled is not None:
         return no(stalled.reason, stalled.text())
     if backend.spec.replicas == 0:
         return no("ScaledToZero", "spec.replicas is 0, so nobody answers; raise it")
     if not seen.gateway:
-        return no("GatewayNotConnected", "no gateway is connected to the operator; look at the gateway's Deployment")
+        return no(
+            "GatewayNotConnected", "no gateway is connected to the operator; look at the gateway's Deployment"
+        )
     if not any(p.pod.ready for p in live(seen.pods)):
-        return no("PodsNotReady", f"{len(live(seen.pods))} of {backend.spec.replicas} pod(s) exist, none is ready yet")
+        return no(
+            "PodsNotReady",
+            f"{len(live(seen.pods))} of {backend.spec.replicas} pod(s) exist, none is ready yet",
+        )
     if seen.num_endpoints == 0:
-        return no("PodsNotVerified", "pods are ready, but have not yet told what they loaded or don't hold their configuration yet")
+        return no(
+            "PodsNotVerified",
+            "pods are ready, but have not yet told what they loaded or don't hold their configuration yet",
+        )
     return no("GatewayNotAcknowledged", "the gateway has not acknowledged the cluster yet")
 
 
@@ -148,21 +191,34 @@ def status(backend: InferenceBackend, seen: Seen, now: str) -> InferenceBackendS
     identity = record_identity(backend, seen.pods, now)
     digest = identity.digest if identity else ""
     complete = seen.num_endpoints >= backend.spec.replicas
-    stalled = seen.problem or (invalid[0] if invalid else None) or (None if complete else why_not_up(seen, digest))
+    stalled = (
+        seen.problem or (invalid[0] if invalid else None) or (None if complete else why_not_up(seen, digest))
+    )
     surplus = len([p for p in seen.pods if p.pod.terminating])
     going = not complete or surplus > 0 or len(live(seen.pods)) != backend.spec.replicas
     facts = [
         _ready(backend, seen, stalled),
-        Fact("Reconciling", truth(going), "Progressing" if going else "AsDesired",
-             f"{seen.num_endpoints} of {backend.spec.replicas} replica(s) routable"
-             + (f", {surplus} ending" if surplus else "")),
-        Fact("Stalled", truth(stalled is not None), stalled.reason if stalled else "NoProblem",
-             stalled.text() if stalled else "nothing to see to"),
+        Fact(
+            "Reconciling",
+            truth(going),
+            "Progressing" if going else "AsDesired",
+            f"{seen.num_endpoints} of {backend.spec.replicas} replica(s) routable"
+            + (f", {surplus} ending" if surplus else ""),
+        ),
+        Fact(
+            "Stalled",
+            truth(stalled is not None),
+            stalled.reason if stalled else "NoProblem",
+            stalled.text() if stalled else "nothing to see to",
+        ),
     ]
     facts.extend(_particulars(backend, seen, digest))
     return InferenceBackendStatus(
-        observed_generation=backend.metadata.generation, replicas=len(live(seen.pods)),
-        ready_replicas=seen.num_endpoints, selector=plan.selector_text(backend), identity=identity,
+        observed_generation=backend.metadata.generation,
+        replicas=len(live(seen.pods)),
+        ready_replicas=seen.num_endpoints,
+        selector=plan.selector_text(backend),
+        identity=identity,
         conditions=merge(backend.status.conditions, facts, generation=backend.metadata.generation, now=now),
     )
 
@@ -172,7 +228,14 @@ def _particulars(backend: InferenceBackend, seen: Seen, digest: str) -> Sequence
     if (wrong := _mismatch(seen, digest)) is not None:
         facts.append(Fact("IdentityMismatch", "True", wrong.reason, wrong.message))
     if plan.replaces_in_place(backend):
-        facts.append(Fact("ReplacesInPlace", "True", "NoRoomToSurge",
-                          "an old pod ends before its successor starts, since accelerators leave no room for both; with one "
-                          "replica nobody answers meanwhile"))
+        facts.append(
+            Fact(
+                "ReplacesInPlace",
+                "True",
+                "NoRoomToSurge",
+                "an old pod ends before its successor starts, since accelerators leave no room for both; "
+                "with one "
+                "replica nobody answers meanwhile",
+            )
+        )
     return facts

@@ -1,7 +1,7 @@
 """Conditions as kstatus reads them.
 
-Invariant: ``lastTransitionTime`` changes when, and only when, ``status`` changes, so that an unchanged world yields an
-unchanged status and nothing is written.
+Invariant: ``lastTransitionTime`` changes when, and only when, ``status`` changes, so that an unchanged
+world yields an unchanged status and nothing is written.
 """
 
 from __future__ import annotations
@@ -41,9 +41,7 @@ def truth(value: bool) -> Truth:
     return "True" if value else "False"
 
 
-def merge(
-    old: Sequence[Condition], facts: Iterable[Fact], *, generation: int, now: str
-) -> list[Condition]:
+def merge(old: Sequence[Condition], facts: Iterable[Fact], *, generation: int, now: str) -> list[Condition]:
     """Conditions for ``facts``; what is not named any more is gone."""
     before = {c.type: c for c in old}
     merged = []
@@ -52,8 +50,12 @@ def merge(
         since = known.last_transition_time if known and known.status == fact.status else now
         merged.append(
             Condition(
-                type=fact.type, status=fact.status, reason=fact.reason, message=fact.message[:1024],
-                last_transition_time=since, observed_generation=generation,
+                type=fact.type,
+                status=fact.status,
+                reason=fact.reason,
+                message=fact.message[:1024],
+                last_transition_time=since,
+                observed_generation=generation,
             )
         )
     return merged

@@ -1,7 +1,8 @@
 """Whether a rule can send a backend what it is not fit for: a task, a data class or a tenant.
 
-Two uses. Validation refuses such a rule (``complaint``). And since a backend's fitness or a tenant's tasks may change
-after a policy was accepted, the gateway gets guards in front of each rule (``unfit``): what is unfit is refused there.
+Two uses. Validation refuses such a rule (``complaint``). And since a backend's fitness or a tenant's tasks
+may change after a policy was accepted, the gateway gets guards in front of each rule (``unfit``): what is
+unfit is refused there.
 """
 
 from __future__ import annotations
@@ -52,18 +53,22 @@ def complaint(match: Match, earlier: Sequence[Match], fitness: Fitness, claimabl
     classes = [c.value for c in found.data_classes if c.value not in _taken(earlier, "data_classes")]
     if classes:
         return (
-            f"data classes {', '.join(classes)}; name others in match.dataClasses, or add them to the backend's "
+            f"data classes {', '.join(classes)}; name others in match.dataClasses, or add them to the "
+            "backend's "
             "fitness.dataClasses (a request that claims none is Restricted)"
         )
     if fitness.allowed_tasks is not None and not match.tasks:
-        return f"any task, where only {', '.join(fitness.allowed_tasks) or 'none'} may be; name them in match.tasks"
+        may = ", ".join(fitness.allowed_tasks) or "none"
+        return f"any task, where only {may} may be; name them in match.tasks"
     taken = _taken(earlier, "tasks")
     tasks = [t for t in found.tasks if t not in taken and (t in match.tasks or t in claimable)]
     if tasks:
         return (
-            f"tasks {', '.join(tasks)}, which its fitness excludes; name others in match.tasks, or let an earlier "
+            f"tasks {', '.join(tasks)}, which its fitness excludes; name others in match.tasks, or let an "
+            "earlier "
             "rule take them"
         )
     if fitness.tenants is not None and not match.tenants:
-        return f"any tenant, where only {', '.join(fitness.tenants) or 'none'} may be; name them in match.tenants"
+        may = ", ".join(fitness.tenants) or "none"
+        return f"any tenant, where only {may} may be; name them in match.tenants"
     return f"tenants {', '.join(found.tenants)}, which are not among its own" if found.tenants else ""

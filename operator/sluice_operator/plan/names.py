@@ -15,7 +15,8 @@ def digest(text: str, length: int = 10) -> str:
 
 
 def child(name: str) -> str:
-    """Name of Deployment, Service, ConfigMap and budget of the backend ``name``; room is left for the pods' suffixes."""
+    """Name of Deployment, Service, ConfigMap and budget of the backend ``name``; room is left for the
+    pods' suffixes."""
     full = f"sluice-{name}"
     return full if len(full) <= _LONGEST else f"{full[: _LONGEST - 11]}-{digest(name)}"
 
@@ -26,7 +27,8 @@ def label(value: str) -> str:
 
 
 def revision(policy: str, generation: int) -> str:
-    """Name of the ControllerRevision that keeps the accepted spec; its data is immutable, hence the generation."""
+    """Name of the ControllerRevision that keeps the accepted spec; its data is immutable, hence the
+    generation."""
     return f"sluice-{policy}-{generation}"
 
 

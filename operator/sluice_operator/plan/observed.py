@@ -1,6 +1,7 @@
 """What was seen of pods, trimmed to what decisions need.
 
-Invariant: nothing of a pod's environment, arguments or annotations is kept, so the cache holds no secret and stays small.
+Invariant: nothing of a pod's environment, arguments or annotations is kept, so the cache holds no secret
+and stays small.
 """
 
 from __future__ import annotations
@@ -100,15 +101,25 @@ def pod_view(obj: Mapping[str, Any]) -> PodView | None:
         return None
     conditions = {c["type"]: c for c in status.get("conditions") or []}
     scheduled = conditions.get("PodScheduled", {})
-    ports = {p.get("name"): p["containerPort"] for c in spec.get("containers") or [] for p in c.get("ports") or []}
+    ports = {
+        p.get("name"): p["containerPort"] for c in spec.get("containers") or [] for p in c.get("ports") or []
+    }
     owner: Mapping[str, Any] = next((o for o in meta.get("ownerReferences") or [] if o.get("controller")), {})
     statuses = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
     return PodView(
-        name=meta["name"], namespace=meta["namespace"], backend=backend, uid=meta.get("uid", ""),
-        ip=status.get("podIP", ""), node=spec.get("nodeName", ""), phase=status.get("phase", "Pending"),
+        name=meta["name"],
+        namespace=meta["namespace"],
+        backend=backend,
+        uid=meta.get("uid", ""),
+        ip=status.get("podIP", ""),
+        node=spec.get("nodeName", ""),
+        phase=status.get("phase", "Pending"),
         ready=conditions.get("Ready", {}).get("status") == "True",
-        terminating=bool(meta.get("deletionTimestamp")), created=meta.get("creationTimestamp", ""),
-        api_port=ports.get("api", API_PORT), admin_port=ports.get("admin", ADMIN_PORT), owner_uid=owner.get("uid", ""),
+        terminating=bool(meta.get("deletionTimestamp")),
+        created=meta.get("creationTimestamp", ""),
+        api_port=ports.get("api", API_PORT),
+        admin_port=ports.get("admin", ADMIN_PORT),
+        owner_uid=owner.get("uid", ""),
         unschedulable=scheduled.get("message", "") if scheduled.get("reason") == "Unschedulable" else "",
         **_container_state(statuses),
     )

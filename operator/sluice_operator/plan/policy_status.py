@@ -1,7 +1,8 @@
 """Conditions of RoutePolicy, CacheScope and Tenant.
 
-Invariant: ``Ready=True`` of a policy means that the spec of its current generation is what the gateway serves, with
-somebody behind every stable arm. A rollout that runs, or was rolled back, takes nothing from that.
+Invariant: ``Ready=True`` of a policy means that the spec of its current generation is what the gateway
+serves, with somebody behind every stable arm. A rollout that runs, or was rolled back, takes nothing from
+that.
 """
 
 from __future__ import annotations
@@ -37,11 +38,21 @@ def status(policy: RoutePolicy, seen: PolicySeen, now: str) -> RoutePolicyStatus
     """The whole status that is true now."""
     generation = policy.metadata.generation
     stalled = _stalled(seen)
-    facts = [_ready(seen, generation, stalled), _reconciling(seen),
-             Fact("Stalled", truth(stalled is not None), stalled.reason if stalled else "NoProblem",
-                  stalled.text() if stalled else "nothing to see to"), *_rollouts(seen.rules)]
+    facts = [
+        _ready(seen, generation, stalled),
+        _reconciling(seen),
+        Fact(
+            "Stalled",
+            truth(stalled is not None),
+            stalled.reason if stalled else "NoProblem",
+            stalled.text() if stalled else "nothing to see to",
+        ),
+        *_rollouts(seen.rules),
+    ]
     return RoutePolicyStatus(
-        observed_generation=generation, accepted_generation=seen.accepted, rules=list(seen.rules),
+        observed_generation=generation,
+        accepted_generation=seen.accepted,
+        rules=list(seen.rules),
         conditions=merge(policy.status.conditions, facts, generation=generation, now=now),
     )
 
@@ -60,12 +71,22 @@ def _stalled(seen: PolicySeen) -> Problem | None:
 def _ready(seen: PolicySeen, generation: int, stalled: Problem | None) -> Fact:
     if stalled is not None and seen.accepted != generation:
         serving = f"generation {seen.accepted} serves" if seen.accepted else "nothing of it serves"
-        return Fact("Ready", "False", "NotAccepted", f"generation {generation} is not in force: {stalled.text()}; {serving}")
+        return Fact(
+            "Ready",
+            "False",
+            "NotAccepted",
+            f"generation {generation} is not in force: {stalled.text()}; {serving}",
+        )
     if stalled is not None:
         return Fact("Ready", "False", stalled.reason, stalled.text())
     if seen.unserved:
         rule, cluster = next(iter(seen.unserved.items()))
-        return Fact("Ready", "False", "NoEndpoints", f"rule {rule}: nobody answers at {cluster}; look at that backend's status")
+        return Fact(
+            "Ready",
+            "False",
+            "NoEndpoints",
+            f"rule {rule}: nobody answers at {cluster}; look at that backend's status",
+        )
     stable = {k: v for k, v in seen.waiting.items() if k.endswith("/stable")}
     if stable:
         arm, why = next(iter(stable.items()))
@@ -80,7 +101,9 @@ def _reconciling(seen: PolicySeen) -> Fact:
         arm, why = next(iter(seen.waiting.items()))
         return Fact("Reconciling", "True", "WaitingForPods", f"{arm}: {why}")
     if not seen.gateway and not seen.problems:
-        return Fact("Reconciling", "True", "WaitingForGateway", "the gateway has not acknowledged the routes yet")
+        return Fact(
+            "Reconciling", "True", "WaitingForGateway", "the gateway has not acknowledged the routes yet"
+        )
     return Fact("Reconciling", "False", "AsDesired", "nothing is on its way")
 
 
@@ -88,20 +111,36 @@ def _rollouts(rules: Sequence[RuleStatus]) -> list[Fact]:
     facts = []
     back = [r for r in rules if r.phase is Phase.ROLLED_BACK]
     if back:
-        facts.append(Fact("RolledBack", "True", _last(back[0]).reason, f"rule {back[0].name}: {_last(back[0]).message}"))
+        facts.append(
+            Fact(
+                "RolledBack", "True", _last(back[0]).reason, f"rule {back[0].name}: {_last(back[0]).message}"
+            )
+        )
     promoted = [r for r in rules if r.phase is Phase.PROMOTED]
     if promoted:
-        facts.append(Fact(
-            "PromotionNotInGit", "True", "SpecNamesOldTarget",
-            f"rule {promoted[0].name}: {promoted[0].candidate.backend} is promoted and serves; set target.backend to it and "
-            "remove the rollout, which changes nothing in what is served"))
+        facts.append(
+            Fact(
+                "PromotionNotInGit",
+                "True",
+                "SpecNamesOldTarget",
+                f"rule {promoted[0].name}: {promoted[0].candidate.backend} is promoted and serves; set "
+                "target.backend to it and "
+                "remove the rollout, which changes nothing in what is served",
+            )
+        )
     running = [r for r in rules if r.phase in (Phase.SHADOWING, Phase.STEP)]
     if running:
         one = running[0]
         held = f"held: {one.held}" if one.held else "advancing"
-        facts.append(Fact(
-            "RolloutInProgress", "True", one.held or one.phase.value,
-            f"rule {one.name}: {one.candidate.backend or 'candidate'} at {one.weight} % (shadow {one.shadow_percent} %), {held}"))
+        facts.append(
+            Fact(
+                "RolloutInProgress",
+                "True",
+                one.held or one.phase.value,
+                f"rule {one.name}: {one.candidate.backend or 'candidate'} at {one.weight} % (shadow "
+                f"{one.shadow_percent} %), {held}",
+            )
+        )
     return facts
 
 
@@ -118,9 +157,16 @@ class _Line:
 
 
 def simple(
-    old: Sequence[Condition], problems: Iterable[Problem], waiting: str, ready: str, *, generation: int, now: str
+    old: Sequence[Condition],
+    problems: Iterable[Problem],
+    waiting: str,
+    ready: str,
+    *,
+    generation: int,
+    now: str,
 ) -> list[Condition]:
-    """Conditions of a CacheScope or Tenant: ``waiting`` says what is not there yet, ``ready`` what Ready=True means."""
+    """Conditions of a CacheScope or Tenant: ``waiting`` says what is not there yet, ``ready`` what
+    Ready=True means."""
     problem = next(iter(problems), None)
     if problem is not None:
         told = Fact("Ready", "False", problem.reason, problem.text())
@@ -130,9 +176,17 @@ def simple(
         told = Fact("Ready", "True", "InForce", ready)
     facts = [
         told,
-        Fact("Reconciling", truth(bool(waiting) and problem is None), "Waiting" if waiting else "AsDesired",
-             waiting or "nothing is on its way"),
-        Fact("Stalled", truth(problem is not None), problem.reason if problem else "NoProblem",
-             problem.text() if problem else "nothing to see to"),
+        Fact(
+            "Reconciling",
+            truth(bool(waiting) and problem is None),
+            "Waiting" if waiting else "AsDesired",
+            waiting or "nothing is on its way",
+        ),
+        Fact(
+            "Stalled",
+            truth(problem is not None),
+            problem.reason if problem else "NoProblem",
+            problem.text() if problem else "nothing to see to",
+        ),
     ]
     return merge(old, facts, generation=generation, now=now)

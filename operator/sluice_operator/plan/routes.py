@@ -1,10 +1,10 @@
 """Everything in force as one state for the gateway, and what pods must hold for it.
 
-The order is pods → endpoints → routes → removal. So an arm of a rule stays where it is until pods that hold what it
-moves to are there (``_settle``), and pods go on holding whatever a route still names.
+The order is pods → endpoints → routes → removal. So an arm of a rule stays where it is until pods that
+hold what it moves to are there (``_settle``), and pods go on holding whatever a route still names.
 
-Invariant: every endpoint of a cluster holds every configuration that some fit pod holds and that a route to the
-cluster names; so no request meets a pod that does not know what the request means.
+Invariant: every endpoint of a cluster holds every configuration that some fit pod holds and that a route
+to the cluster names; so no request meets a pod that does not know what the request means.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ def models_taken(policies: Iterable[Accepted]) -> dict[str, Accepted]:
 
 
 def rule_arms(rule: RuleSpec, status: RuleStatus | None) -> tuple[Arm | None, Arm | None]:
-    """Stable and candidate as they take traffic: once promoted, and while it can serve, the candidate *is* stable."""
+    """Stable and candidate as they take traffic: once promoted, and while it can serve, the candidate *is*
+    stable."""
     stable, candidate = stable_arm(rule), candidate_arm(rule)
     if candidate is None or rule.rollout is None or rule.rollout.abort:
         return stable, None
@@ -120,7 +121,10 @@ def plan(inputs: Inputs) -> Plan:
     endpoints = {name: _endpoints(pods, users.get(name, set())) for name, pods in fit.items()}
     policies = tuple(_policy(p, arms, endpoints, inputs.backends) for p in serving)
     state = gateway.GatewayState(
-        clusters=_clusters(serving, arms, endpoints), policies=policies, tenants=inputs.tenants, credential=inputs.credential,
+        clusters=_clusters(serving, arms, endpoints),
+        policies=policies,
+        tenants=inputs.tenants,
+        credential=inputs.credential,
     )
     return Plan(state, arms, wanted, configs, endpoints, waiting)
 
@@ -136,7 +140,10 @@ def _fallbacks(policy: Accepted, rule: RuleSpec) -> list[str]:
 
 
 def _want(
-    policy: Accepted, inputs: Inputs, wanted: dict[ArmKey, gateway.Arm], configs: dict[str, dict[str, PodConfig]]
+    policy: Accepted,
+    inputs: Inputs,
+    wanted: dict[ArmKey, gateway.Arm],
+    configs: dict[str, dict[str, PodConfig]],
 ) -> None:
     """Adds the policy's arms, and what pods of their clusters (fallbacks included) must hold."""
     scopes = inputs.scopes.get(policy.namespace, {})
@@ -172,7 +179,11 @@ def _still_there(arm: gateway.Arm, inputs: Inputs) -> bool:
 
 
 def _not_yet(
-    key: ArmKey, arm: gateway.Arm, before: gateway.Arm | None, fit: Mapping[str, list[PodState]], inputs: Inputs
+    key: ArmKey,
+    arm: gateway.Arm,
+    before: gateway.Arm | None,
+    fit: Mapping[str, list[PodState]],
+    inputs: Inputs,
 ) -> str:
     """Why ``arm`` can't be arrived at now; empty where it can."""
     if arm.cluster not in fit:
@@ -214,7 +225,9 @@ def _endpoints(pods: Iterable[PodState], versions: set[str]) -> tuple[PodState, 
 
 
 def _policy(
-    policy: Accepted, arms: Mapping[ArmKey, gateway.Arm], endpoints: Mapping[str, tuple[PodState, ...]],
+    policy: Accepted,
+    arms: Mapping[ArmKey, gateway.Arm],
+    endpoints: Mapping[str, tuple[PodState, ...]],
     backends: Mapping[str, BackendView],
 ) -> gateway.Policy:
     rules: list[gateway.Rule] = []
@@ -225,17 +238,35 @@ def _policy(
 
 
 def _guards(
-    policy: Accepted, spec: RuleSpec, rule: gateway.Rule, arms: Mapping[ArmKey, gateway.Arm],
+    policy: Accepted,
+    spec: RuleSpec,
+    rule: gateway.Rule,
+    arms: Mapping[ArmKey, gateway.Arm],
     backends: Mapping[str, BackendView],
 ) -> list[gateway.Rule]:
-    """Refusals in front of a rule for what a backend of it is not fit for, whatever changed since it was accepted."""
-    found = {c for role in (STABLE, CANDIDATE) if (a := arms.get((policy.key, spec.name, role))) for c in [a.cluster]}
+    """Refusals in front of a rule for what a backend of it is not fit for, whatever changed since it was
+    accepted."""
+    found = {
+        c
+        for role in (STABLE, CANDIDATE)
+        if (a := arms.get((policy.key, spec.name, role)))
+        for c in [a.cluster]
+    }
     found |= set(_fallbacks(policy, spec))
     guards: list[gateway.Rule] = []
     name = f"{rule.name}.unfit"
     for told in (unfit(spec.match, backends[c].fitness) for c in sorted(found) if c in backends):
-        refuse = replace(rule, name=name, stable=None, candidate=None, attempt="", weight=0, shadow_percent=0, fallbacks=(),
-                         refusal=(403, "no backend of this rule is fit for this request"))
+        refuse = replace(
+            rule,
+            name=name,
+            stable=None,
+            candidate=None,
+            attempt="",
+            weight=0,
+            shadow_percent=0,
+            fallbacks=(),
+            refusal=(403, "no backend of this rule is fit for this request"),
+        )
         if told.everything:
             return [refuse]
         if told.tasks:
@@ -248,29 +279,45 @@ def _guards(
 
 
 def _rule(
-    policy: Accepted, rule: RuleSpec, arms: Mapping[ArmKey, gateway.Arm], endpoints: Mapping[str, tuple[PodState, ...]]
+    policy: Accepted,
+    rule: RuleSpec,
+    arms: Mapping[ArmKey, gateway.Arm],
+    endpoints: Mapping[str, tuple[PodState, ...]],
 ) -> gateway.Rule:
     status = policy.rules.get(rule.name) or RuleStatus(name=rule.name)
     candidate = arms.get((policy.key, rule.name, CANDIDATE))
     arrived = candidate is not None and any(
-        candidate.config in p.stream.versions for p in endpoints.get(candidate.cluster, ()))
+        candidate.config in p.stream.versions for p in endpoints.get(candidate.cluster, ())
+    )
     match, size, refusal = rule.match, rule.match.input_bytes, rule.target.refusal
     return gateway.Rule(
-        name=rule.name, stable=arms.get((policy.key, rule.name, STABLE)),
+        name=rule.name,
+        stable=arms.get((policy.key, rule.name, STABLE)),
         refusal=(refusal.status, refusal.message) if refusal else None,
-        candidate=candidate, attempt=status.attempt if rule.rollout is not None else "",
-        weight=status.weight if arrived else 0, shadow_percent=status.shadow_percent if arrived else 0,
+        candidate=candidate,
+        attempt=status.attempt if rule.rollout is not None else "",
+        weight=status.weight if arrived else 0,
+        shadow_percent=status.shadow_percent if arrived else 0,
         fallbacks=tuple(c for c in _fallbacks(policy, rule) if endpoints.get(c)),
-        tasks=tuple(match.tasks), tenants=tuple(match.tenants), data_classes=tuple(match.data_classes),
-        risks=tuple(match.risks), min_bytes=size.min if size else 0, max_bytes=size.max if size else None,
-        idle_seconds=rule.timeouts.idle_seconds, total_seconds=rule.timeouts.total_seconds, retries=rule.retries.attempts,
+        tasks=tuple(match.tasks),
+        tenants=tuple(match.tenants),
+        data_classes=tuple(match.data_classes),
+        risks=tuple(match.risks),
+        min_bytes=size.min if size else 0,
+        max_bytes=size.max if size else None,
+        idle_seconds=rule.timeouts.idle_seconds,
+        total_seconds=rule.timeouts.total_seconds,
+        retries=rule.retries.attempts,
     )
 
 
 def _clusters(
-    serving: Iterable[Accepted], arms: Mapping[ArmKey, gateway.Arm], endpoints: Mapping[str, tuple[PodState, ...]]
+    serving: Iterable[Accepted],
+    arms: Mapping[ArmKey, gateway.Arm],
+    endpoints: Mapping[str, tuple[PodState, ...]],
 ) -> tuple[gateway.Cluster, ...]:
-    """One cluster a backend, routed or not, and one an HTTP service; bounds are the widest that a rule asks for."""
+    """One cluster a backend, routed or not, and one an HTTP service; bounds are the widest that a rule
+    asks for."""
     bounds: dict[str, tuple[int, int]] = {}
     services: dict[str, tuple[str, int]] = {}
     for policy in serving:
@@ -289,8 +336,10 @@ def _clusters(
     unknown = {name: () for name in bounds if name not in endpoints and name not in services}
     found = [
         gateway.Cluster(
-            name=name, endpoints=tuple(gateway.Endpoint(p.pod.ip, p.pod.api_port) for p in pods),
-            max_requests=bounds.get(name, (256, 64))[0], max_pending=bounds.get(name, (256, 64))[1],
+            name=name,
+            endpoints=tuple(gateway.Endpoint(p.pod.ip, p.pod.api_port) for p in pods),
+            max_requests=bounds.get(name, (256, 64))[0],
+            max_pending=bounds.get(name, (256, 64))[1],
         )
         for name, pods in {**endpoints, **unknown}.items()
     ]

@@ -1,6 +1,7 @@
 """Tenants as the gateway knows them.
 
-Invariant: one API key proves one tenant; where two claim it the older keeps it and the younger is told, without the key.
+Invariant: one API key proves one tenant; where two claim it the older keeps it and the younger is told,
+without the key.
 """
 
 from __future__ import annotations
@@ -30,11 +31,19 @@ def resolve(
     keys_taken: dict[str, str] = {}
     told: list[gateway.Tenant] = []
     problems: dict[tuple[str, str], tuple[Problem, ...]] = {}
-    for tenant in sorted(tenants, key=lambda t: (t.metadata.creation_timestamp, t.metadata.namespace, t.metadata.name)):
+    for tenant in sorted(
+        tenants, key=lambda t: (t.metadata.creation_timestamp, t.metadata.namespace, t.metadata.name)
+    ):
         meta, found = tenant.metadata, []
         if meta.name in known:
-            found.append(Problem("DuplicateTenant", f"a Tenant of this name exists already in namespace {known[meta.name]}; "
-                                 "the gateway knows tenants by name alone", "metadata.name"))
+            found.append(
+                Problem(
+                    "DuplicateTenant",
+                    f"a Tenant of this name exists already in namespace {known[meta.name]}; "
+                    "the gateway knows tenants by name alone",
+                    "metadata.name",
+                )
+            )
         else:
             known[meta.name] = meta.namespace
             keys = _keys(tenant, secrets, keys_taken, found)
@@ -49,12 +58,27 @@ def _keys(tenant: Tenant, secrets: Secrets, taken: dict[str, str], found: list[P
         field = f"spec.apiKeys[{i}]"
         value = secrets.get((tenant.metadata.namespace, ref.name), {}).get(ref.key, "").strip()
         if not value:
-            found.append(Problem("SecretNotFound", f"Secret {ref.name!r} has no key {ref.key!r}, or it is empty", field))
+            found.append(
+                Problem(
+                    "SecretNotFound", f"Secret {ref.name!r} has no key {ref.key!r}, or it is empty", field
+                )
+            )
         elif not value.isascii() or not value.isprintable() or " " in value or len(value) > 512:
-            found.append(Problem("InvalidApiKey", "an API key is printable ASCII without spaces, 512 characters at most", field))
+            found.append(
+                Problem(
+                    "InvalidApiKey",
+                    "an API key is printable ASCII without spaces, 512 characters at most",
+                    field,
+                )
+            )
         elif taken.get(value, tenant.metadata.name) != tenant.metadata.name:
-            found.append(Problem("DuplicateApiKey", f"the same key already proves Tenant {taken[value]!r}, which is older; "
-                                 "issue another key", field))
+            found.append(
+                Problem(
+                    "DuplicateApiKey",
+                    f"the same key already proves Tenant {taken[value]!r}, which is older; issue another key",
+                    field,
+                )
+            )
         elif value not in taken:
             taken[value] = tenant.metadata.name
             keys.append(value)
@@ -67,8 +91,13 @@ def _jwt(tenant: Tenant, secrets: Secrets, found: list[Problem]) -> gateway.Jwt 
         return None
     jwks = secrets.get((tenant.metadata.namespace, spec.jwks_secret.name), {}).get(spec.jwks_secret.key, "")
     if not jwks:
-        found.append(Problem("SecretNotFound", f"Secret {spec.jwks_secret.name!r} has no key {spec.jwks_secret.key!r}",
-                             "spec.jwt.jwksSecret"))
+        found.append(
+            Problem(
+                "SecretNotFound",
+                f"Secret {spec.jwks_secret.name!r} has no key {spec.jwks_secret.key!r}",
+                "spec.jwt.jwksSecret",
+            )
+        )
         return None
     return gateway.Jwt(spec.issuer, tuple(spec.audiences), jwks, tuple(sorted(spec.claims.items())))
 
@@ -76,6 +105,11 @@ def _jwt(tenant: Tenant, secrets: Secrets, found: list[Problem]) -> gateway.Jwt 
 def _tenant(tenant: Tenant, keys: tuple[str, ...], jwt: gateway.Jwt | None) -> gateway.Tenant:
     spec = tenant.spec
     return gateway.Tenant(
-        name=tenant.metadata.name, domain=spec.security_domain, api_keys=keys, jwt=jwt, tasks=tuple(spec.tasks),
-        data_classes=tuple(spec.data_classes), risks=tuple(spec.risks),
+        name=tenant.metadata.name,
+        domain=spec.security_domain,
+        api_keys=keys,
+        jwt=jwt,
+        tasks=tuple(spec.tasks),
+        data_classes=tuple(spec.data_classes),
+        risks=tuple(spec.risks),
     )

@@ -1,7 +1,8 @@
 """What a RoutePolicy can get wrong beyond its schema: each problem is typed and names the field.
 
-A policy with problems is not accepted and the last accepted spec stays in force. Invariant: what passes here can be
-pushed to the gateway and to pods without being refused there, and no rule can send a backend what it is not fit for.
+A policy with problems is not accepted and the last accepted spec stays in force. Invariant: what passes
+here can be pushed to the gateway and to pods without being refused there, and no rule can send a backend
+what it is not fit for.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import jsonschema
 import re2
@@ -43,8 +45,12 @@ def policy_problems(spec: RoutePolicySpec, around: Surroundings) -> tuple[Proble
 def _model(spec: RoutePolicySpec, around: Surroundings) -> Iterator[Problem]:
     owner = around.models_taken.get(spec.model)
     if owner:
-        yield Problem("DuplicateModel", f"model {spec.model!r} is already published by RoutePolicy {owner}, which is older; "
-                      "choose another name or delete that policy", "spec.model")
+        yield Problem(
+            "DuplicateModel",
+            f"model {spec.model!r} is already published by RoutePolicy {owner}, which is older; "
+            "choose another name or delete that policy",
+            "spec.model",
+        )
 
 
 def _names(spec: RoutePolicySpec, around: Surroundings) -> Iterator[Problem]:
@@ -59,12 +65,19 @@ def _targets(spec: RoutePolicySpec, around: Surroundings) -> Iterator[Problem]:
     for i, rule in enumerate(spec.rules):
         given = [k for k in ("backend", "service", "refusal") if getattr(rule.target, k) is not None]
         if len(given) != 1:
-            yield Problem("InvalidSpec", f"exactly one of backend, service and refusal is needed, given: {given or 'none'}",
-                          f"spec.rules[{i}].target")
+            yield Problem(
+                "InvalidSpec",
+                f"exactly one of backend, service and refusal is needed, given: {given or 'none'}",
+                f"spec.rules[{i}].target",
+            )
         for where, backend in _backends(rule):
             if backend not in around.backends:
-                yield Problem("BackendNotFound", f"InferenceBackend {backend!r} does not exist in this namespace; create it "
-                              "or correct the name", f"spec.rules[{i}].{where}")
+                yield Problem(
+                    "BackendNotFound",
+                    f"InferenceBackend {backend!r} does not exist in this namespace; create it "
+                    "or correct the name",
+                    f"spec.rules[{i}].{where}",
+                )
 
 
 def _backends(rule: Rule) -> Iterator[tuple[str, str]]:
@@ -84,19 +97,29 @@ def _scopes(spec: RoutePolicySpec, around: Surroundings) -> Iterator[Problem]:
             named.append(("rollout.candidate.cacheScope", rule.rollout.candidate.cache_scope))
         for where, scope in named:
             if scope is not None and scope not in around.scopes:
-                yield Problem("CacheScopeNotFound", f"CacheScope {scope!r} does not exist in this namespace; create it or "
-                              "correct the name", f"spec.rules[{i}].{where}")
+                yield Problem(
+                    "CacheScopeNotFound",
+                    f"CacheScope {scope!r} does not exist in this namespace; create it or correct the name",
+                    f"spec.rules[{i}].{where}",
+                )
 
 
 def _matches(spec: RoutePolicySpec, around: Surroundings) -> Iterator[Problem]:
     for i, rule in enumerate(spec.rules):
         size = rule.match.input_bytes
         if size is not None and size.max is not None and size.max <= size.min:
-            yield Problem("InvalidSpec", f"max {size.max} must be more than min {size.min}", f"spec.rules[{i}].match.inputBytes")
+            yield Problem(
+                "InvalidSpec",
+                f"max {size.max} must be more than min {size.min}",
+                f"spec.rules[{i}].match.inputBytes",
+            )
         for tenant in rule.match.tenants:
             if tenant not in around.tenants:
-                yield Problem("TenantNotFound", f"Tenant {tenant!r} does not exist; create it or correct the name",
-                              f"spec.rules[{i}].match.tenants")
+                yield Problem(
+                    "TenantNotFound",
+                    f"Tenant {tenant!r} does not exist; create it or correct the name",
+                    f"spec.rules[{i}].match.tenants",
+                )
 
 
 def _rollouts(spec: RoutePolicySpec, around: Surroundings) -> Iterator[Problem]:
@@ -105,21 +128,30 @@ def _rollouts(spec: RoutePolicySpec, around: Surroundings) -> Iterator[Problem]:
             continue
         at = f"spec.rules[{i}].rollout"
         weights = [s.weight for s in rule.rollout.steps]
-        for j, (earlier, later) in enumerate(zip(weights, weights[1:], strict=False)):
+        for j, (earlier, later) in enumerate(pairwise(weights)):
             if later <= earlier:
-                yield Problem("InvalidSpec", f"weight {later} does not exceed that of the step before, {earlier}; weights ascend",
-                              f"{at}.steps[{j + 1}].weight")
+                yield Problem(
+                    "InvalidSpec",
+                    f"weight {later} does not exceed that of the step before, {earlier}; weights ascend",
+                    f"{at}.steps[{j + 1}].weight",
+                )
         if not 0 < float(rule.rollout.alpha) < 1:
             yield Problem("InvalidSpec", f"{rule.rollout.alpha} must lie between 0 and 1", f"{at}.alpha")
         if rule.target.backend is None:
             yield Problem("InvalidSpec", "a rollout needs a target with a backend to compare with", at)
         elif candidate_arm(rule) == stable_arm(rule):
-            yield Problem("InvalidSpec", "differs from the target in nothing, so there is nothing to roll out", f"{at}.candidate")
+            yield Problem(
+                "InvalidSpec",
+                "differs from the target in nothing, so there is nothing to roll out",
+                f"{at}.candidate",
+            )
         seen: set[tuple[object, ...]] = set()
         for j, guard in enumerate(rule.rollout.guards):
             key = (guard.metric, guard.percentile if guard.metric.value != "ErrorRate" else 0)
             if key in seen:
-                yield Problem("InvalidSpec", "the same metric and percentile are guarded twice", f"{at}.guards[{j}]")
+                yield Problem(
+                    "InvalidSpec", "the same metric and percentile are guarded twice", f"{at}.guards[{j}]"
+                )
             seen.add(key)
 
 
@@ -130,9 +162,17 @@ def _sampling(spec: RoutePolicySpec, around: Surroundings) -> Iterator[Problem]:
             given.append(("rollout.candidate.sampling", rule.rollout.candidate.sampling))
         for where, sampling in given:
             if sampling.temperature is not None and float(sampling.temperature) > 2:
-                yield Problem("InvalidSpec", f"{sampling.temperature} is more than 2", f"spec.rules[{i}].{where}.temperature")
+                yield Problem(
+                    "InvalidSpec",
+                    f"{sampling.temperature} is more than 2",
+                    f"spec.rules[{i}].{where}.temperature",
+                )
             if sampling.top_p is not None and not 0 < float(sampling.top_p) <= 1:
-                yield Problem("InvalidSpec", f"{sampling.top_p} must be more than 0 and at most 1", f"spec.rules[{i}].{where}.topP")
+                yield Problem(
+                    "InvalidSpec",
+                    f"{sampling.top_p} must be more than 0 and at most 1",
+                    f"spec.rules[{i}].{where}.topP",
+                )
 
 
 def _contracts(spec: RoutePolicySpec, around: Surroundings) -> Iterator[Problem]:
@@ -156,7 +196,9 @@ def _check(check: Check, at: str) -> Iterator[Problem]:
         if pattern is not None:
             error = pattern_error(pattern)
             if error:
-                yield Problem("InvalidPattern", f"{pattern!r} is not an RE2 pattern: {error}", f"{at}.{where}")
+                yield Problem(
+                    "InvalidPattern", f"{pattern!r} is not an RE2 pattern: {error}", f"{at}.{where}"
+                )
 
 
 def pattern_error(pattern: str) -> str:
@@ -180,7 +222,11 @@ def _schema(schema: dict[str, object], at: str) -> Iterator[Problem]:
         jsonschema.Draft202012Validator.check_schema(schema)
     except jsonschema.SchemaError as error:
         where = ".".join(str(p) for p in error.path)
-        yield Problem("InvalidSchema", f"not a JSON schema (2020-12): {where + ': ' if where else ''}{error.message}", at)
+        yield Problem(
+            "InvalidSchema",
+            f"not a JSON schema (2020-12): {where + ': ' if where else ''}{error.message}",
+            at,
+        )
         return
     for ref in _references(schema):
         if not ref.startswith("#"):
@@ -200,18 +246,35 @@ def _references(node: object) -> Iterator[str]:
 
 def _fitness(spec: RoutePolicySpec, around: Surroundings) -> Iterator[Problem]:
     for i, rule in enumerate(spec.rules):
-        claimable = {t for name, tasks in around.tenants.items()
-                     if not rule.match.tenants or name in rule.match.tenants for t in tasks}
+        claimable = {
+            t
+            for name, tasks in around.tenants.items()
+            if not rule.match.tenants or name in rule.match.tenants
+            for t in tasks
+        }
         for where, backend in _backends(rule):
             fitness = around.backends.get(backend)
-            told = complaint(rule.match, [r.match for r in spec.rules[:i]], fitness, claimable) if fitness else ""
+            told = (
+                complaint(rule.match, [r.match for r in spec.rules[:i]], fitness, claimable)
+                if fitness
+                else ""
+            )
             if told:
                 yield Problem(
-                    "UnfitBackend", f"backend {backend!r} is not fit for what this rule takes: {told}",
+                    "UnfitBackend",
+                    f"backend {backend!r} is not fit for what this rule takes: {told}",
                     f"spec.rules[{i}].{where}",
                 )
 
 
 _CHECKS: tuple[Callable[[RoutePolicySpec, Surroundings], Iterator[Problem]], ...] = (
-    _model, _names, _targets, _scopes, _matches, _rollouts, _sampling, _contracts, _fitness,
+    _model,
+    _names,
+    _targets,
+    _scopes,
+    _matches,
+    _rollouts,
+    _sampling,
+    _contracts,
+    _fitness,
 )

@@ -1,0 +1,220 @@
+"""Rollouts through a real gateway: progress, rollback, edits, restarts. Pods are the runtime's stand-in."""
+
+from __future__ import annotations
+
+import time
+
+import aiohttp
+import pytest
+
+from integration.world import (
+    BACKEND,
+    CONTROLLER_REVISION,
+    POLICY,
+    Load,
+    LocalEnvoy,
+    World,
+    condition,
+    policy_manifest,
+    rollout,
+    until,
+)
+
+pytestmark = pytest.mark.apiserver
+PARIS = {"checks": [{"name": "capital", "mustMatch": "Paris"}]}
+
+
+async def in_phase(world: World, policy: str, *phases: str, seconds: float = 40) -> dict:  # type: ignore[type-arg]
+    async def probe() -> dict | None:  # type: ignore[type-arg]
+        rule = await world.rule(policy)
+        return rule if rule.get("phase") in phases else None
+
+    return await until(f"{policy} in {phases}", probe, seconds=seconds)
+
+
+async def test_a_sound_candidate_is_promoted_and_git_can_follow(world: World) -> None:
+    await world.serve("a")
+    await world.serve("b")
+    await world.apply(policy_manifest("m", "a"))
+    await world.wait_condition(POLICY, "m", "Ready")
+    async with Load(world, "m") as load:
+        spec = policy_manifest(
+            "m", "a", rollout=rollout("b", 25, 50, shadow={"percent": 50, "minSeconds": 1, "minSamples": 3})
+        )
+        applied = await world.apply(spec)
+        rule = await in_phase(world, "m", "Promoted")
+        assert [line["phase"] for line in rule["history"]][-4:] == ["Shadowing", "Step", "Step", "Promoted"]
+        assert rule["weight"] == 100
+        obj = await world.get(POLICY, "m")
+        assert obj["spec"] == applied["spec"], "nothing is ever written to spec"
+        assert condition(obj, "Ready")["status"] == "True"
+        await world.apply(policy_manifest("m", "b"))
+        await in_phase(world, "m", "Stable")
+        sent = len(load.statuses)
+
+        async def more() -> bool:
+            return len(load.statuses) > sent + 20
+
+        await until("traffic after Git has followed", more)
+        assert not load.failures, load.failures[:3]
+
+
+async def test_a_broken_contract_goes_back_at_once_and_stays_back(world: World) -> None:
+    await world.serve("a")
+    await world.serve("b", text="Rome.")
+    await world.apply(policy_manifest("m", "a", contract=PARIS))
+    await world.wait_condition(POLICY, "m", "Ready")
+    async with Load(world, "m") as load:
+        spec = policy_manifest("m", "a", contract=PARIS, rollout=rollout("b", 25, seconds=60, samples=500))
+        await world.apply(spec)
+        rule = await in_phase(world, "m", "RolledBack")
+        assert rule["weight"] == 0
+        assert "capital" in rule["history"][-1]["message"]
+        obj = await world.get(POLICY, "m")
+        assert condition(obj, "RolledBack")["status"] == "True"
+        assert condition(obj, "Ready")["status"] == "True"
+        bad = len(load.failures)
+        assert bad <= 3, load.failures
+        spec["spec"]["rules"][0]["rollout"]["guards"] = [{"metric": "TTFT", "maxIncreasePercent": 1000}]
+        await world.apply(spec)
+
+        async def seen() -> bool:
+            told = await world.get(POLICY, "m")
+            return bool(told["status"]["observedGeneration"] == told["metadata"]["generation"])
+
+        await until("the edit is seen", seen)
+        assert (await world.rule("m"))["phase"] == "RolledBack"
+        assert len(load.failures) == bad
+        events = await world.kube.list_all(_EVENT, world.namespace)
+        assert any(e["involvedObject"]["kind"] == "RoutePolicy" and "capital" in e["message"] for e in events)
+
+
+async def test_a_bad_edit_leaves_the_last_accepted_in_force_also_over_a_restart(world: World) -> None:
+    await world.serve("a")
+    await world.apply(policy_manifest("m", "a"))
+    await world.wait_condition(POLICY, "m", "Ready")
+    await world.apply(policy_manifest("m", "none-such"))
+    told = await world.wait_condition(POLICY, "m", "Stalled")
+    assert told["reason"] == "BackendNotFound"
+    assert "spec.rules[0].target.backend" in told["message"]
+    async with aiohttp.ClientSession() as http:
+        assert (await world.chat(http, "m"))[0] == 200
+        await world.kill_operator()
+        assert (await world.chat(http, "m"))[0] == 200
+        await world.start_operator()
+        await world.wait_condition(BACKEND, "a", "Ready")
+        assert (await world.chat(http, "m"))[0] == 200
+        status = (await world.get(POLICY, "m"))["status"]
+        assert status["acceptedGeneration"] < status["observedGeneration"]
+        assert await world.kube.list_all(CONTROLLER_REVISION, world.namespace)
+        # What was missing appears: the edit is taken without another one.
+        await world.serve("none-such")
+        await world.wait_condition(POLICY, "m", "Ready")
+
+
+async def test_a_restart_in_the_middle_goes_on_where_it_was(world: World) -> None:
+    await world.serve("a")
+    await world.serve("b")
+    await world.apply(policy_manifest("m", "a"))
+    await world.wait_condition(POLICY, "m", "Ready")
+    async with Load(world, "m") as load:
+        await world.apply(policy_manifest("m", "a", rollout=rollout("b", 25, 50, seconds=300)))
+
+        async def sampled() -> dict | None:  # type: ignore[type-arg]
+            rule = await world.rule("m")
+            return rule if rule.get("numSamples", 0) > 3 else None
+
+        before = await until("samples", sampled, seconds=40)
+        await world.kill_operator()
+        await world.start_operator()
+
+        async def further() -> dict | None:  # type: ignore[type-arg]
+            rule = await world.rule("m")
+            return rule if rule.get("numSamples", 0) > before["numSamples"] else None
+
+        after = await until("it goes on", further, seconds=40)
+        assert (after["attempt"], after["step"], after["weight"]) == (before["attempt"], before["step"], 25)
+        assert after["history"] == before["history"]
+        assert not load.failures, load.failures[:3]
+
+
+async def test_an_edit_wins_in_the_middle_and_two_at_once_end_in_the_last(world: World) -> None:
+    await world.serve("a")
+    b = await world.serve("b")
+    await world.apply(policy_manifest("m", "a"))
+    await world.wait_condition(POLICY, "m", "Ready")
+    async with Load(world, "m") as load:
+        await world.apply(policy_manifest("m", "a", rollout=rollout("b", 50, seconds=300)))
+        rule = await in_phase(world, "m", "Step")
+        began = time.monotonic()
+        await world.apply(policy_manifest("m", "a", rollout=rollout("b", 20, seconds=300)))
+        await world.apply(policy_manifest("m", "a", rollout=rollout("b", 50, seconds=300, abort=True)))
+        rule = await in_phase(world, "m", "Aborted")
+        assert rule["weight"] == 0
+        assert time.monotonic() - began < 3
+        b.process.kill()
+        sent = len(load.statuses)
+
+        async def more() -> bool:
+            return len(load.statuses) > sent + 30
+
+        await until("traffic that the dead candidate does not see", more)
+        assert not load.failures, load.failures[:3]
+
+
+async def test_a_serving_backend_can_be_deleted_and_the_policy_says_so(world: World) -> None:
+    await world.serve("a")
+    await world.apply(policy_manifest("m", "a"))
+    await world.wait_condition(POLICY, "m", "Ready")
+    await world.kube.delete(BACKEND, world.namespace, "a")
+    await until("deleted", lambda: world.gone(BACKEND, "a"))
+    assert "a" in (await world.wait_condition(POLICY, "m", "Ready", "False"))["message"]
+
+
+async def test_a_target_is_left_only_for_one_that_is_there(world: World) -> None:
+    await world.serve("a")
+    await world.apply(policy_manifest("m", "a"))
+    await world.wait_condition(POLICY, "m", "Ready")
+    async with Load(world, "m") as load:
+        from integration.world import backend_manifest
+
+        await world.apply(backend_manifest("c"))
+        await world.apply(policy_manifest("m", "c"))
+        told = await world.wait_condition(POLICY, "m", "Ready", "False")
+        assert "no ready pod" in told["message"], told
+        await world.serve("c")
+        await world.wait_condition(POLICY, "m", "Ready")
+        assert not load.failures, load.failures[:3]
+
+
+async def test_a_gateway_that_comes_anew_gets_everything(bare: World) -> None:
+    await bare.start_operator()
+    async with LocalEnvoy(bare.ads_port):
+        await bare.tenant()
+        await bare.serve("a")
+        await bare.apply(policy_manifest("m", "a"))
+        await bare.wait_condition(POLICY, "m", "Ready")
+    await bare.wait_condition(BACKEND, "a", "Ready", "False")
+    async with LocalEnvoy(bare.ads_port):
+        await bare.wait_condition(BACKEND, "a", "Ready")
+        async with aiohttp.ClientSession() as http:
+
+            async def answers() -> bool:
+                try:
+                    return (await bare.chat(http, "m"))[0] == 200
+                except aiohttp.ClientError:
+                    return False
+
+            await until("an answer", answers)
+
+
+async def test_the_operator_ends_in_peace_on_sigterm(world: World) -> None:
+    import signal
+
+    await world.serve("a")
+    assert await world.kill_operator(signal.SIGTERM) == 0
+    assert "Traceback" not in world.log()
+    assert "key-of-demo" not in world.log()
+
+
+from sluice_operator.kube.client import EVENT as _EVENT  # noqa: E402
