@@ -21,7 +21,7 @@ from .harness.kube import until
 from .harness.load import Load, Sample, chat
 from .harness.story import Story
 
-POLICY, RULE = "assistant", "facts"
+POLICY, RULE = "assistant", "chat"
 FACT = "What is the capital of France?"
 
 
@@ -69,7 +69,7 @@ class Demo:
     # Chapters
 
     def serve(self) -> None:
-        for name in ("00-tenant.yaml", "01-models.yaml", "02-cachescope.yaml", "10-smol-bf16.yaml", "20-assistant.yaml"):
+        for name in ("00-tenant.yaml", "01-models.yaml", "10-smol-bf16.yaml", "20-assistant.yaml"):
             self.apply(name)
         self.ready("smol-bf16")
         self.kube.wait_condition("RoutePolicy", POLICY, "Ready")
@@ -83,7 +83,7 @@ class Demo:
 
     def promote(self) -> None:
         with self.candidate("11-smol-int8.yaml", "smol-int8"):
-            self.apply("21-release-int8.yaml")
+            self.apply("21-rollout-sound.yaml")
             for phase in ("Shadowing", "Step", "Promoted"):
                 rule = self.phase(phase, seconds=120)
                 self.told(rule)
@@ -96,7 +96,7 @@ class Demo:
 
     def slow(self) -> None:
         with self.candidate("12-smol-slow.yaml", "smol-slow") as tap:
-            self.apply("22-release-slow.yaml")
+            self.apply("22-rollout-slow.yaml")
             self.told(self.phase("Step"))
             rule = self.phase("RolledBack", seconds=120)
             self.told(rule)
@@ -117,14 +117,14 @@ class Demo:
             time.sleep(3)
 
     def contract(self) -> None:
-        with self.candidate("13-smol-random.yaml", "smol-random") as tap:
-            self.apply("23-release-random-shadow.yaml")
+        with self.candidate("13-broken.yaml", "broken") as tap:
+            self.apply("23-rollout-broken-shadow.yaml")
             rule = self.phase("RolledBack", seconds=90)
             self.told(rule)
             self.story.check(bool(tap.records) and all(r["mirror"] for r in tap.records),
                              "stopped in the shadow stage: no user saw an answer of it")
             mirrored = len(tap.records)
-            self.apply("24-release-random-direct.yaml")
+            self.apply("24-rollout-broken.yaml")
             until("a second rollback", lambda: self.kube.rule(POLICY, RULE)["attempt"] != rule["attempt"]
                   and self.kube.rule(POLICY, RULE)["phase"] == "RolledBack", seconds=90)
             self.told(self.kube.rule(POLICY, RULE))
@@ -133,11 +133,11 @@ class Demo:
             self.story.check(1 <= len(broken) <= 3, f"without the shadow stage: rolled back on the first violation "
                              f"({len(broken)} requests were in flight or answered by it)")
         self.apply("20-assistant.yaml")
-        self.drop("smol-random")
+        self.drop("broken")
 
     def edit(self) -> None:
-        with self.candidate("11-smol-int8.yaml", "smol-int8") as tap:
-            self.apply("25-release-int8-long.yaml")
+        with self.candidate("14-smol-wide.yaml", "smol-wide") as tap:
+            self.apply("25-rollout-wide.yaml")
             self.told(self.phase("Step"))
             until("candidate traffic", lambda: [r for r in tap.records if not r["mirror"]])
             edited = time.time()
@@ -151,7 +151,7 @@ class Demo:
                              f"{max(late, default=0):.2f} s after it, status written after {written:.2f} s")
 
     def restart(self) -> None:
-        self.apply("25-release-int8-long.yaml")
+        self.apply("25-rollout-wide.yaml")
         before = self.phase("Step")
         until("evidence in this step", lambda: self.kube.rule(POLICY, RULE).get("numSamples", 0) >= 2)
         before = self.kube.rule(POLICY, RULE)
@@ -164,7 +164,7 @@ class Demo:
                          "the same attempt goes on where it was")
         self.apply("20-assistant.yaml")
         self.phase("Stable")
-        self.drop("smol-int8")
+        self.drop("smol-wide")
 
 
 def judge(story: Story, samples: list[Sample]) -> None:
@@ -189,8 +189,7 @@ def main() -> int:
             story.tell("Helm installed the operator and the gateway")
         with story.chapter("1. Serve"):
             demo.serve()
-        with Load(demo.sluice.url, demo.sluice.key, lambda _: chat(FACT, max_tokens=16), rate=args.rate,
-                  headers={"sluice-task": "facts"}) as load:
+        with Load(demo.sluice.url, demo.sluice.key, lambda _: chat(FACT, max_tokens=16), rate=args.rate) as load:
             for title, chapter in (("2. A sound candidate", demo.promote), ("3. A slow candidate", demo.slow),
                                    ("4. A candidate that breaks its contract", demo.contract),
                                    ("5. An edit in the middle", demo.edit), ("6. The operator dies", demo.restart)):
