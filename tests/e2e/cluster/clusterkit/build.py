@@ -16,7 +16,7 @@ DEBIAN_PACKAGES = [
     "containerd", "runc", "containernetworking-plugins", "libseccomp2",
     "iptables", "libip4tc2", "libip6tc2", "libxtables12", "libnftnl11", "libmnl0",
     "libnfnetlink0", "libnetfilter-conntrack3",
-    "buildah", "libgpgme11", "libassuan0", "libgpg-error0", "libdevmapper1.02.1",
+    "buildah", "skopeo", "libgpgme11", "libassuan0", "libgpg-error0", "libdevmapper1.02.1",
     "debootstrap",
 ]  # fmt: skip
 KUBERNETES_PROGRAMS = [

@@ -1,6 +1,6 @@
 """Builds the images of images/*/Dockerfile with buildah and puts them into the cluster's containerd.
 
-The runtime's dependencies are 5 GB, so nothing large is moved twice: buildah writes an OCI layout whose
+The runtime's dependencies are 5 GB, so nothing large is moved twice: skopeo writes an OCI layout whose
 folder of blobs already holds (as hard links) all that containerd has, and only the new blobs are imported.
 """
 
@@ -44,8 +44,8 @@ def images_env(registry: str = PREFIX) -> dict[str, str]:
 # -- building, with buildah
 
 
-def buildah(*arguments: str | Path, log: str = "") -> str:
-    """Runs buildah with all its state below the cache; what it can't be told is mounted privately."""
+def contained(program: str, *arguments: str | Path, log: str = "") -> str:
+    """Runs buildah or skopeo with all state below the cache; what they can't be told is mounted privately."""
     config = CACHE / "buildah"
     WORK.joinpath("buildah-cache").mkdir(parents=True, exist_ok=True)
     config.mkdir(parents=True, exist_ok=True)
@@ -67,14 +67,17 @@ def buildah(*arguments: str | Path, log: str = "") -> str:
     }
     (config / "var-lib").mkdir(exist_ok=True)
     mounts = f"mount -nB {linker_cache()} /etc/ld.so.cache && mount -nB {config}/var-lib /var/lib"
-    if arguments[0] in ("bud", "push"):
-        arguments = (arguments[0], "--signature-policy", config / "policy.json", *arguments[1:])
     enter = ["unshare", "--mount", "sh", "-c", f'{mounts} && exec "$@"', "sh"]
-    return run(*enter, SYSROOT / "usr/bin/buildah", *arguments, env=env, log=log)
+    return run(*enter, SYSROOT / "usr/bin" / program, *arguments, env=env, log=log)
+
+
+def buildah_build(*arguments: str | Path, log: str = "") -> None:
+    policy = CACHE / "buildah/policy.json"
+    contained("buildah", "bud", "--signature-policy", policy, "--layers", "--pull-never", *arguments, log=log)
 
 
 def buildah_has(image: str) -> bool:
-    return image in buildah("images", "--format", "{{.Name}}:{{.Tag}}").split()
+    return image in contained("buildah", "images", "--format", "{{.Name}}:{{.Tag}}").split()
 
 
 def base_image() -> str:
@@ -89,7 +92,7 @@ def base_image() -> str:
             for junk in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man"):
                 shutil.rmtree(root / junk, ignore_errors=True)
             (WORK / "Dockerfile.base").write_text('FROM scratch\nCOPY . /\nCMD ["python3"]\n')
-            buildah("bud", "-f", WORK / "Dockerfile.base", "-t", image, root)
+            buildah_build("-f", WORK / "Dockerfile.base", "-t", image, root)
             shutil.rmtree(root)
     return image
 
@@ -102,16 +105,16 @@ def debian_mirror() -> list[str]:
 
 def build(name: str, image: str) -> None:
     dockerfile = REPO / "images" / name / "Dockerfile"
-    options: list[str | Path] = ["--layers", "--pull-never", "--build-arg", f"BASE={base_image()}"]
+    options: list[str | Path] = ["--build-arg", f"BASE={base_image()}"]
     options += ["--ignorefile", f"{dockerfile}.dockerignore", "-f", dockerfile, "-t", image]
     if CERTIFICATES.exists():
         options += ["-v", f"{CERTIFICATES}:{CERTIFICATES}:ro"]
-    buildah("bud", *options, REPO, log=f"image-{name}.log")
+    buildah_build(*options, REPO, log=f"image-{name}.log")
 
 
 def build_from_program(name: str, image: str) -> None:
     (WORK / "Dockerfile.program").write_text(f'FROM scratch\nCOPY {name} /{name}\nENTRYPOINT ["/{name}"]\n')
-    buildah("bud", "-f", WORK / "Dockerfile.program", "-t", image, BIN.resolve())
+    buildah_build("-f", WORK / "Dockerfile.program", "-t", image, BIN.resolve())
 
 
 # -- into containerd
@@ -125,6 +128,13 @@ class Containerd:
 
     def images(self) -> list[str]:
         return run(*self.ctr, "images", "ls", "-q").split()
+
+    def images_in_use(self) -> set[str]:
+        rows = run(*self.ctr, "containers", "ls").splitlines()[1:]
+        return {row.split()[1] for row in rows}
+
+    def remove(self, image: str) -> None:
+        run(*self.ctr, "images", "rm", image)
 
     def tag(self, image: str, alias: str) -> None:
         run(*self.ctr, "images", "tag", "--force", image, alias)
@@ -141,7 +151,10 @@ class Containerd:
         for blob in BLOBS.iterdir() if BLOBS.exists() else ():
             os.link(blob, blobs / blob.name)
             present.add(blob.name)
-        buildah("push", "--disable-compression", local, f"oci:{layout}:latest")
+        # `buildah push` would compress, which takes minutes and hides from it that the blobs are there.
+        contained("skopeo", "--policy", CACHE / "buildah/policy.json", "copy", "--quiet",
+                  "--dest-oci-accept-uncompressed-layers", f"containers-storage:{local}",
+                  f"oci:{layout}:latest")  # fmt: skip
         index = json.loads((layout / "index.json").read_text())
         for manifest in index["manifests"]:
             manifest["annotations"] = {"io.containerd.image.name": image}
@@ -194,3 +207,16 @@ def load_all(store: Containerd) -> None:
                     store.copy_from_buildah(local, image)
             store.tag(image, f"{PREFIX}/{name}:dev")
             print(image)
+        prune(store, set(env.values()))
+
+
+def prune(store: Containerd, current: set[str]) -> None:
+    """Removes what earlier code was built into, unless a container still runs from it."""
+    keep = current | {f"{PREFIX}/{name}:dev" for name in NAMES} | store.images_in_use()
+    for image in store.images():
+        if image not in keep and image.startswith(tuple(f"{PREFIX}/{name}:" for name in NAMES)):
+            store.remove(image)
+    built = {image.replace(f"{PREFIX}/", "localhost/sluice-") for image in current}
+    for image in contained("buildah", "images", "--format", "{{.Name}}:{{.Tag}}").split():
+        if image not in built and image.startswith(tuple(f"localhost/sluice-{name}:" for name in NAMES)):
+            contained("buildah", "rmi", image)

@@ -33,7 +33,8 @@ from .common import (
 
 MARK = "clusterkit.node"
 PID_FILE = STATE / "node.pid"
-VERSION_FILE = STATE / "binaries"
+# Written once the cluster has come up in full: with the key of the binaries that it runs.
+VERSION_FILE = STATE / "running"
 DNS_IP = "10.96.0.10"
 GPUS = "2"
 
@@ -45,7 +46,7 @@ def up() -> None:
         fail(f"{CACHE}: the node has its own /var/lib, /var/log and /run; set SLUICE_CACHE to somewhere else")
     with locked("cluster"):
         key = build.build()
-        if node_pid() and VERSION_FILE.exists() and VERSION_FILE.read_text() == key and is_ready():
+        if node_pid() and VERSION_FILE.exists() and VERSION_FILE.read_text() == key and gets_ready():
             print(f"the cluster is up: {KUBECONFIG}")
             return
         if other := other_node():
@@ -55,7 +56,6 @@ def up() -> None:
         with step("starting Kubernetes"):
             write_config(key)
             host.prepare()
-            VERSION_FILE.write_text(key)
             start_node()
             wait_until("the start of containerd", lambda: in_node_ok("ctr", "version"))
             store = image_store()
@@ -67,6 +67,7 @@ def up() -> None:
             wait_until("the node's registration", lambda: kubectl_or_none("get", "node", pki.NODE))
             kubectl("patch", "node", pki.NODE, "--subresource=status", "--type=merge", "-p", patch)
             wait_until("readiness of node and DNS", is_ready, 120)
+            VERSION_FILE.write_text(key)
         print(f"the cluster is up ({time.monotonic() - started:.0f} s): export KUBECONFIG={KUBECONFIG}")
 
 
@@ -84,6 +85,7 @@ def stop() -> None:
                     os.kill(victim, signal.SIGKILL)
             wait_until("the end of the node's processes", lambda: not node_pid() and not alive(inner))
     PID_FILE.unlink(missing_ok=True)
+    VERSION_FILE.unlink(missing_ok=True)
     if SYSROOT.exists():
         host.restore()
 
@@ -103,6 +105,16 @@ def status() -> None:
     if pid:
         print(kubectl("get", "nodes,pods", "-A", "-o", "wide"), end="")
     sys.exit(0 if pid and is_ready() else 1)
+
+
+def gets_ready() -> bool:
+    """A cluster in use may be slow to answer; it is not to be replaced for that."""
+    deadline = time.monotonic() + 60
+    while not is_ready():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(1)
+    return True
 
 
 def is_ready() -> bool:
