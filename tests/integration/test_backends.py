@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from integration.world import BACKEND, POD, World, backend_manifest, condition, until
-from sluice_operator.kube.client import DEPLOYMENT, Kind
+from integration.world import World, backend_manifest, condition, until
+from sluice_operator.kube.client import BACKEND, DEPLOYMENT, POD, Kind
 
 pytestmark = pytest.mark.apiserver
 OBJECTS = [

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import time
 
 import aiohttp
 import pytest
 
-from integration.world import (
-    BACKEND,
-    CONTROLLER_REVISION,
-    POLICY,
-    Load,
-    LocalEnvoy,
-    World,
-    condition,
-    policy_manifest,
-    rollout,
-    until,
-)
+from integration.world import Load, World, backend_manifest, condition, policy_manifest, rollout, until
+from sluice_operator.kube.client import BACKEND, CONTROLLER_REVISION, EVENT, POLICY
+from sluice_operator.xds.local import LocalEnvoy
 
 pytestmark = pytest.mark.apiserver
 PARIS = {"checks": [{"name": "capital", "mustMatch": "Paris"}]}
@@ -85,7 +77,7 @@ async def test_a_broken_contract_goes_back_at_once_and_stays_back(world: World) 
         await until("the edit is seen", seen)
         assert (await world.rule("m"))["phase"] == "RolledBack"
         assert len(load.failures) == bad
-        events = await world.kube.list_all(_EVENT, world.namespace)
+        events = await world.kube.list_all(EVENT, world.namespace)
         assert any(e["involvedObject"]["kind"] == "RoutePolicy" and "capital" in e["message"] for e in events)
 
 
@@ -176,8 +168,6 @@ async def test_a_target_is_left_only_for_one_that_is_there(world: World) -> None
     await world.apply(policy_manifest("m", "a"))
     await world.wait_condition(POLICY, "m", "Ready")
     async with Load(world, "m") as load:
-        from integration.world import backend_manifest
-
         await world.apply(backend_manifest("c"))
         await world.apply(policy_manifest("m", "c"))
         told = await world.wait_condition(POLICY, "m", "Ready", "False")
@@ -209,12 +199,7 @@ async def test_a_gateway_that_comes_anew_gets_everything(bare: World) -> None:
 
 
 async def test_the_operator_ends_in_peace_on_sigterm(world: World) -> None:
-    import signal
-
     await world.serve("a")
     assert await world.kill_operator(signal.SIGTERM) == 0
     assert "Traceback" not in world.log()
     assert "key-of-demo" not in world.log()
-
-
-from sluice_operator.kube.client import EVENT as _EVENT  # noqa: E402

@@ -23,9 +23,9 @@ from typing import Any, TypeVar
 import aiohttp
 
 from apiserver.server import ApiServer
-from sluice_operator.kube import Kube, NotFound
-from sluice_operator.kube.client import BACKEND, CONTROLLER_REVISION, POD, POLICY, SECRET, Kind
-from sluice_operator.xds.local import LocalEnvoy, free_port
+from sluice_operator.kube import Kube
+from sluice_operator.kube.client import BACKEND, POD, POLICY, SECRET, Kind
+from sluice_operator.xds.local import free_port
 
 ROOT = Path(__file__).parents[2]
 SYSTEM = "sluice-system"
@@ -379,6 +379,3 @@ class Load:
         self.statuses.append(status)
         if status != 200:
             self.failures.append((time.time(), status, body))
-
-
-__all__ = ["BACKEND", "CONTROLLER_REVISION", "POD", "POLICY", "LocalEnvoy", "NotFound"]

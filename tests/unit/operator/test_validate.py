@@ -1,0 +1,150 @@
+"""What a policy gets wrong, with the field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sluice_operator.api import RoutePolicySpec
+from sluice_operator.api.backend import Fitness
+from sluice_operator.plan.validate import Surroundings, pattern_error, policy_problems
+
+ALL = ["Public", "Internal", "Confidential", "Restricted"]
+AROUND = Surroundings(
+    backends={
+        "a": Fitness.model_validate({"dataClasses": ALL}),
+        "b": Fitness.model_validate({"dataClasses": ALL}),
+        "default": Fitness(),
+        "no-sql": Fitness.model_validate({"dataClasses": ALL, "forbiddenTasks": ["sql"]}),
+        "only-qa": Fitness.model_validate({"dataClasses": ALL, "allowedTasks": ["qa"]}),
+        "only-x": Fitness.model_validate({"dataClasses": ALL, "tenants": ["x"]}),
+    },
+    scopes=frozenset({"team"}),
+    tenants={"x": ("qa",), "y": ("sql",)},
+    models_taken={"taken": "ns/older"},
+)
+
+
+def found(*rules: dict[str, Any], model: str = "m") -> list[tuple[str, str]]:
+    full = [{"name": f"r{i}", **rule} for i, rule in enumerate(rules)]
+    spec = RoutePolicySpec.model_validate({"model": model, "rules": full})
+    return [(p.reason, p.field) for p in policy_problems(spec, AROUND)]
+
+
+def rollout(**more: Any) -> dict[str, Any]:
+    return {
+        "target": {"backend": "a"},
+        "rollout": {"candidate": {"backend": "b"}, "steps": [{"weight": 5}], **more},
+    }
+
+
+@pytest.mark.parametrize(
+    ("rule", "reason", "field"),
+    [
+        ({"target": {"backend": "none"}}, "BackendNotFound", "spec.rules[0].target.backend"),
+        (
+            {"target": {"backend": "a"}, "fallbacks": [{"backend": "z"}]},
+            "BackendNotFound",
+            "spec.rules[0].fallbacks[0].backend",
+        ),
+        (rollout(candidate={"backend": "z"}), "BackendNotFound", "spec.rules[0].rollout.candidate.backend"),
+        ({"target": {"backend": "a"}, "cacheScope": "z"}, "CacheScopeNotFound", "spec.rules[0].cacheScope"),
+        (
+            rollout(candidate={"cacheScope": "z"}),
+            "CacheScopeNotFound",
+            "spec.rules[0].rollout.candidate.cacheScope",
+        ),
+        (
+            {"target": {"backend": "a"}, "match": {"tenants": ["z"]}},
+            "TenantNotFound",
+            "spec.rules[0].match.tenants",
+        ),
+        (
+            rollout(steps=[{"weight": 5}, {"weight": 5}]),
+            "InvalidSpec",
+            "spec.rules[0].rollout.steps[1].weight",
+        ),
+        (rollout(alpha="1"), "InvalidSpec", "spec.rules[0].rollout.alpha"),
+        (rollout(candidate={"backend": "a"}), "InvalidSpec", "spec.rules[0].rollout.candidate"),
+        (
+            {"target": {"backend": "a"}, "contract": {"checks": [{"name": "c", "mustMatch": "(a"}]}},
+            "InvalidPattern",
+            "spec.rules[0].contract.checks[0].mustMatch",
+        ),
+        (
+            {
+                "target": {"backend": "a"},
+                "contract": {"checks": [{"name": "c", "jsonSchema": {"type": "objekt"}}]},
+            },
+            "InvalidSchema",
+            "spec.rules[0].contract.checks[0].jsonSchema",
+        ),
+        (
+            {
+                "target": {"backend": "a"},
+                "contract": {"checks": [{"name": "c", "jsonSchema": {"$ref": "http://x"}}]},
+            },
+            "InvalidSchema",
+            "spec.rules[0].contract.checks[0].jsonSchema",
+        ),
+        (
+            {"target": {"backend": "a"}, "sampling": {"topP": "1.5"}},
+            "InvalidSpec",
+            "spec.rules[0].sampling.topP",
+        ),
+        ({"target": {"backend": "default"}}, "UnfitBackend", "spec.rules[0].target.backend"),
+        ({"target": {"backend": "no-sql"}}, "UnfitBackend", "spec.rules[0].target.backend"),
+        (
+            {"target": {"backend": "no-sql"}, "match": {"tasks": ["sql"]}},
+            "UnfitBackend",
+            "spec.rules[0].target.backend",
+        ),
+        ({"target": {"backend": "only-qa"}}, "UnfitBackend", "spec.rules[0].target.backend"),
+        ({"target": {"backend": "only-x"}}, "UnfitBackend", "spec.rules[0].target.backend"),
+        (
+            {"target": {"backend": "only-x"}, "match": {"tenants": ["x", "y"]}},
+            "UnfitBackend",
+            "spec.rules[0].target.backend",
+        ),
+        (
+            {"target": {"backend": "a"}, "fallbacks": [{"backend": "default"}]},
+            "UnfitBackend",
+            "spec.rules[0].fallbacks[0].backend",
+        ),
+    ],
+)
+def test_each_problem_names_its_field(rule: dict[str, Any], reason: str, field: str) -> None:
+    assert (reason, field) in found(rule)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        [{"target": {"backend": "a"}}],
+        [{"target": {"backend": "a"}, "cacheScope": "team"}],
+        [rollout()],
+        [{"target": {"backend": "default"}, "match": {"dataClasses": ["Public"]}}],
+        [{"target": {"backend": "only-qa"}, "match": {"tasks": ["qa"]}}],
+        [{"target": {"backend": "only-x"}, "match": {"tenants": ["x"]}}],
+        # Nobody whom this rule takes may claim the forbidden task.
+        [{"target": {"backend": "no-sql"}, "match": {"tenants": ["x"]}}],
+        # An earlier rule takes it.
+        [
+            {"target": {"refusal": {"message": "no"}}, "match": {"tasks": ["sql"]}},
+            {"target": {"backend": "no-sql"}},
+        ],
+    ],
+)
+def test_good_ones_pass(rules: list[dict[str, Any]]) -> None:
+    assert found(*rules) == []
+
+
+def test_an_older_policy_keeps_its_model() -> None:
+    assert found({"target": {"backend": "a"}}, model="taken") == [("DuplicateModel", "spec.model")]
+
+
+def test_patterns_are_re2() -> None:
+    assert pattern_error(r"(?i)\bparis\b") == ""
+    assert "look" in pattern_error("(?=a)") or pattern_error("(?=a)")
+    assert pattern_error(r"(a)\1")

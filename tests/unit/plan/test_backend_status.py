@@ -1,0 +1,168 @@
+"""Why a backend is, or is not, what the gateway can reach."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from sluice_operator.api import InferenceBackend
+from sluice_operator.plan.backend_status import PodState, Seen, is_fit, status
+from sluice_operator.plan.conditions import Problem, find
+from sluice_operator.plan.observed import PodView, StreamView, pod_view
+
+NOW = "2026-11-30T08:00:00Z"
+DIGEST = "sha256:" + "1" * 64
+OTHER = "sha256:" + "2" * 64
+
+
+def backend(told: dict[str, Any] | None = None, **spec: Any) -> InferenceBackend:
+    return InferenceBackend.model_validate(
+        {
+            "metadata": {"name": "smol", "namespace": "ns", "uid": "u1", "generation": 3},
+            "spec": {"model": {"hostPath": {"path": "/m"}}, **spec},
+            "status": told or {},
+        }
+    )
+
+
+def pod(name: str = "p1", digest: str = DIGEST, **view: Any) -> PodState:
+    base = {"ip": "10.0.0.1", "phase": "Running", "ready": True, "created": "2026-11-30T07:00:00Z"}
+    return PodState(PodView(name, "ns", "smol", **{**base, **view}), StreamView(bool(digest), digest))
+
+
+def test_ready_is_what_the_gateway_reaches() -> None:
+    told = status(backend(), Seen((pod(),), num_endpoints=1, acked=True), NOW)
+    assert find(told.conditions, "Ready").status == "True"  # type: ignore[union-attr]
+    assert find(told.conditions, "Reconciling").status == "False"  # type: ignore[union-attr]
+    assert told.identity is not None
+    assert told.identity.digest == DIGEST
+    assert (told.replicas, told.ready_replicas, told.observed_generation) == (1, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("seen", "reason"),
+    [
+        (Seen(), "PodsNotReady"),
+        (Seen((pod(ready=False),)), "PodsNotReady"),
+        (Seen((pod(digest=""),)), "PodsNotVerified"),
+        (Seen((pod(),), num_endpoints=1, acked=False), "GatewayNotAcknowledged"),
+        (Seen((pod(),), gateway=False), "GatewayNotConnected"),
+        (Seen(problem=Problem("NameConflict", "in use", "metadata.name")), "NameConflict"),
+        (Seen((pod(ready=False, unschedulable="Insufficient nvidia.com/gpu"),)), "Unschedulable"),
+        (Seen((pod(ready=False, waiting="ErrImagePull"),)), "ImagePullFailed"),
+        (Seen((pod(ready=False, waiting="CrashLoopBackOff", restarts=4),)), "CrashLoop"),
+        (
+            Seen((pod(ready=False, failure_reason="UnsafeFormat", failure_message="pytorch_model.bin"),)),
+            "UnsafeFormat",
+        ),
+        # The runtime's own word goes before what the kubelet makes of it.
+        (
+            Seen((pod(ready=False, failure_reason="ModelNotFound", waiting="CrashLoopBackOff", restarts=9),)),
+            "ModelNotFound",
+        ),
+    ],
+)
+def test_why_not(seen: Seen, reason: str) -> None:
+    told = status(backend(), seen, NOW)
+    ready = find(told.conditions, "Ready")
+    assert ready is not None
+    assert (ready.status, ready.reason) == ("False", reason)
+    assert ready.message
+
+
+def test_a_pod_that_loaded_something_else_is_no_endpoint_and_is_told() -> None:
+    recorded = {"identity": {"digest": DIGEST, "recordedAt": NOW}}
+    wrong = pod("p2", OTHER)
+    assert is_fit(pod(), DIGEST)
+    assert not is_fit(wrong, DIGEST)
+    told = status(backend(recorded), Seen((wrong,), acked=True), NOW)
+    assert told.identity is not None
+    assert told.identity.digest == DIGEST
+    assert find(told.conditions, "IdentityMismatch") is not None
+    assert find(told.conditions, "Stalled").reason == "IdentityMismatch"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("view", [{"terminating": True}, {"ready": False}, {"ip": ""}])
+def test_pods_that_get_no_traffic(view: dict[str, Any]) -> None:
+    assert not is_fit(pod(**view), DIGEST)
+
+
+def test_one_ready_and_one_that_does_not_fit_is_ready_and_says_why() -> None:
+    seen = Seen(
+        (pod(), pod("p2", "", ready=False, unschedulable="Insufficient nvidia.com/gpu")),
+        num_endpoints=1,
+        acked=True,
+    )
+    told = status(backend(replicas=2), seen, NOW)
+    assert find(told.conditions, "Ready").status == "True"  # type: ignore[union-attr]
+    assert "nvidia.com/gpu" in find(told.conditions, "Stalled").message  # type: ignore[union-attr]
+
+
+def test_scaled_to_zero_is_said() -> None:
+    assert find(status(backend(replicas=0), Seen(), NOW).conditions, "Ready").reason == "ScaledToZero"  # type: ignore[union-attr]
+
+
+def test_in_place_replacement_is_said() -> None:
+    assert find(status(backend(accelerator={}), Seen(), NOW).conditions, "ReplacesInPlace") is not None
+
+
+def test_an_unchanged_world_changes_nothing() -> None:
+    seen = Seen((pod(),), num_endpoints=1, acked=True)
+    first = status(backend(), seen, NOW)
+    again = status(backend(first.model_dump(by_alias=True)), seen, "2026-11-30T09:00:00Z")
+    assert again == first
+
+
+def test_a_pod_as_the_api_server_tells_it() -> None:
+    view = pod_view(
+        {
+            "metadata": {
+                "name": "p",
+                "namespace": "ns",
+                "uid": "x",
+                "labels": {"sluice.dev/backend": "smol"},
+            },
+            "spec": {
+                "containers": [
+                    {
+                        "name": "runtime",
+                        "ports": [
+                            {"name": "api", "containerPort": 8000},
+                            {"name": "admin", "containerPort": 9001},
+                        ],
+                    }
+                ]
+            },
+            "status": {
+                "phase": "Running",
+                "podIP": "10.0.0.9",
+                "conditions": [{"type": "Ready", "status": "False"}],
+                "containerStatuses": [
+                    {
+                        "restartCount": 2,
+                        "ready": False,
+                        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+                        "lastState": {
+                            "terminated": {
+                                "exitCode": 3,
+                                "reason": "Error",
+                                "message": json.dumps(
+                                    {"reason": "ModelNotFound", "message": "no config.json"}
+                                ),
+                            }
+                        },
+                    }
+                ],
+            },
+        }
+    )
+    assert view is not None
+    assert (view.ip, view.admin_port, view.ready, view.restarts) == ("10.0.0.9", 9001, False, 2)
+    assert (view.waiting, view.failure_reason, view.failure_message) == (
+        "CrashLoopBackOff",
+        "ModelNotFound",
+        "no config.json",
+    )
+    assert pod_view({"metadata": {"name": "p", "namespace": "ns"}}) is None

@@ -1,0 +1,229 @@
+"""Everything in force, from what is accepted and what pods hold."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from sluice_operator.api import RoutePolicySpec, RuleStatus
+from sluice_operator.api.backend import Fitness
+from sluice_operator.api.cachescope import CacheScopeSpec
+from sluice_operator.api.routepolicy import Phase
+from sluice_operator.plan.backend_status import PodState
+from sluice_operator.plan.observed import PodView, StreamView
+from sluice_operator.plan.routes import Accepted, BackendView, Inputs, Plan, plan
+
+DIGEST = "sha256:1"
+SCHEMA = json.loads((Path(__file__).parents[3] / "docs/contracts/podconfig.schema.json").read_text())
+ALL = Fitness.model_validate({"dataClasses": ["Public", "Internal", "Confidential", "Restricted"]})
+STABLE = ("ns/chat", "all", "stable")
+CANDIDATE = ("ns/chat", "all", "candidate")
+
+
+def pod(name: str, *versions: str, digest: str = DIGEST, **view: Any) -> PodState:
+    base = {"ip": f"10.0.0.{sum(map(ord, name)) % 250}", "phase": "Running", "ready": True}
+    return PodState(
+        PodView(name, "ns", "x", **{**base, **view}), StreamView(True, digest, frozenset(versions))
+    )
+
+
+def policy(
+    status: dict[str, Any] | None = None, created: str = "1", name: str = "chat", **rule: Any
+) -> Accepted:
+    spec = RoutePolicySpec.model_validate(
+        {"model": "assistant", "rules": [{"name": "all", "target": {"backend": "a"}, **rule}]}
+    )
+    rules = {"all": RuleStatus.model_validate({"name": "all", **status})} if status else {}
+    return Accepted("ns", name, created, spec, rules)
+
+
+ROLLOUT = {"candidate": {"backend": "b"}, "steps": [{"weight": 10}]}
+
+
+def inputs(*policies: Accepted, **pods: list[PodState]) -> Inputs:
+    backends = {f"ns/{name}": BackendView(tuple(found), DIGEST, ALL) for name, found in pods.items()}
+    return Inputs(policies=policies, backends=backends)
+
+
+def settled(given: Inputs) -> tuple[Inputs, Plan]:
+    """Pods hold all that they shall: what is true once nothing moves any more."""
+    made = plan(given)
+    backends = {
+        name: replace(
+            view,
+            pods=tuple(
+                replace(p, stream=replace(p.stream, versions=frozenset(made.configs[name])))
+                for p in view.pods
+            ),
+        )
+        for name, view in given.backends.items()
+    }
+    given = replace(given, backends=backends, before=made.arms)
+    return given, plan(given)
+
+
+def test_one_rule() -> None:
+    _, made = settled(inputs(policy(), a=[pod("a1")]))
+    [told] = made.state.policies
+    assert (told.name, told.model) == ("ns/chat", "assistant")
+    assert told.rules[0].stable == made.arms[STABLE]
+    assert told.rules[0].candidate is None
+    assert [len(c.endpoints) for c in made.state.clusters] == [1]
+    assert not made.waiting
+
+
+def test_pod_configs_keep_to_their_contract_and_name_themselves() -> None:
+    checks = [
+        {"name": "json", "jsonSchema": {"type": "object"}},
+        {"name": "re", "mustNotMatch": "x", "severity": "Watch"},
+    ]
+    told = policy(
+        contract={"checks": checks}, sampling={"temperature": "0.5", "maxTokens": 7}, cacheScope="team"
+    )
+    given = replace(inputs(told, a=[pod("a1")]), scopes={"ns": {"team": CacheScopeSpec(epoch=4)}})
+    [config] = plan(given).configs["ns/a"].values()
+    jsonschema.validate(config, SCHEMA)
+    assert config["scope"] == {"name": "ns/team", "isolation": "Tenant", "epoch": 4, "versions": {}}
+    assert config["sampling"] == {"temperature": 0.5, "maxTokens": 7}
+    later = replace(given, scopes={"ns": {"team": CacheScopeSpec(epoch=5)}})
+    assert set(plan(later).configs["ns/a"]).isdisjoint(plan(given).configs["ns/a"])
+
+
+def test_routes_move_only_when_all_pods_hold_or_patience_ends() -> None:
+    given, before = settled(inputs(policy(), a=[pod("a1"), pod("a2")]))
+    edited = replace(given, policies=(policy(sampling={"maxTokens": 9}),))
+    made = plan(edited)
+    old, new = before.arms[STABLE].config, made.wanted[STABLE].config
+    assert made.arms[STABLE].config == old != new
+    assert "0 of 2 pods" in made.waiting[STABLE]
+    half = replace(edited, backends={"ns/a": BackendView((pod("a1", old, new), pod("a2", old)), DIGEST, ALL)})
+    assert plan(half).arms[STABLE].config == old
+    assert len(plan(half).endpoints["ns/a"]) == 2
+    late = plan(replace(half, overdue=frozenset({STABLE})))
+    assert late.arms[STABLE].config == new
+    assert [p.pod.name for p in late.endpoints["ns/a"]] == ["a1"], (
+        "who lacks what routes name gets no traffic"
+    )
+
+
+def test_an_arm_is_left_only_for_one_that_is_there() -> None:
+    given, before = settled(inputs(policy(), a=[pod("a1")]))
+    moved = replace(
+        given,
+        policies=(policy(target={"backend": "c"}),),
+        backends={**given.backends, "ns/c": BackendView((), "", ALL)},
+    )
+    assert plan(moved).arms[STABLE] == before.arms[STABLE]
+    version = plan(moved).wanted[STABLE].config
+    there = replace(
+        moved, backends={**moved.backends, "ns/c": BackendView((pod("c1", version),), DIGEST, ALL)}
+    )
+    assert plan(there).arms[STABLE].cluster == "ns/c"
+    gone = replace(moved, backends={"ns/c": BackendView((), "", ALL)})
+    assert plan(gone).arms[STABLE].cluster == "ns/c", "an arm that is gone holds nobody back"
+
+
+@pytest.mark.parametrize(
+    ("status", "stable", "candidate", "weight"),
+    [
+        (None, "ns/a", "ns/b", 0),
+        ({"phase": "Step", "weight": 10}, "ns/a", "ns/b", 10),
+        ({"phase": "RolledBack", "weight": 0}, "ns/a", None, 0),
+        ({"phase": "Aborted"}, "ns/a", None, 0),
+        ({"phase": "Promoted", "weight": 100}, "ns/b", None, 0),
+        ({"phase": "Promoted", "weight": 0}, "ns/a", "ns/b", 0),
+    ],
+)
+def test_arms_by_phase(
+    status: dict[str, Any] | None, stable: str, candidate: str | None, weight: int
+) -> None:
+    _, made = settled(inputs(policy(status, rollout=ROLLOUT), a=[pod("a1")], b=[pod("b1")]))
+    rule = made.state.policies[0].rules[0]
+    assert rule.stable is not None
+    assert rule.stable.cluster == stable
+    assert (rule.candidate.cluster if rule.candidate else None) == candidate
+    assert rule.weight == weight
+
+
+def test_a_human_abort_needs_nobody_elses_word() -> None:
+    told = policy({"phase": "Step", "weight": 50}, rollout={**ROLLOUT, "abort": True})
+    _, made = settled(inputs(told, a=[pod("a1")], b=[pod("b1")]))
+    assert made.state.policies[0].rules[0].candidate is None
+
+
+@pytest.mark.parametrize(
+    "view", [{"ready": False}, {"terminating": True}, {"ip": ""}, {"digest": "sha256:2"}]
+)
+def test_a_candidate_without_a_fit_pod_gets_nothing_whatever_the_status_says(view: dict[str, Any]) -> None:
+    told = policy({"phase": "Step", "weight": 50}, rollout=ROLLOUT)
+    _, made = settled(inputs(told, a=[pod("a1")], b=[pod("b1", **view)]))
+    assert made.state.policies[0].rules[0].weight == 0
+    assert made.endpoints["ns/b"] == ()
+
+
+def test_a_backend_that_no_route_names_is_a_cluster_with_endpoints() -> None:
+    _, made = settled(inputs(a=[pod("a1")]))
+    assert [(c.name, len(c.endpoints)) for c in made.state.clusters] == [("ns/a", 1)]
+
+
+def test_the_oldest_policy_keeps_a_model() -> None:
+    younger = policy(created="2", name="other", target={"backend": "b"})
+    _, made = settled(inputs(younger, policy(created="1"), a=[pod("a1")], b=[pod("b1")]))
+    assert [p.name for p in made.state.policies] == ["ns/chat"]
+
+
+def test_fallbacks_hold_the_arms_configuration_and_join_when_they_do() -> None:
+    told = policy(fallbacks=[{"backend": "b"}])
+    first = plan(inputs(told, a=[pod("a1")], b=[pod("b1")]))
+    assert first.configs["ns/b"].keys() == first.configs["ns/a"].keys()
+    _, made = settled(inputs(told, a=[pod("a1")], b=[pod("b1")]))
+    assert made.state.policies[0].rules[0].fallbacks == ("ns/b",)
+    assert plan(inputs(told, a=[pod("a1")], b=[])).state.policies[0].rules[0].fallbacks == ()
+
+
+def test_services_and_refusals() -> None:
+    spec = RoutePolicySpec.model_validate(
+        {
+            "model": "m",
+            "rules": [
+                {
+                    "name": "search",
+                    "match": {"tasks": ["kw"]},
+                    "target": {"service": {"name": "solr", "port": 80}},
+                },
+                {"name": "rest", "target": {"refusal": {"message": "ask a person"}}},
+            ],
+        }
+    )
+    made = plan(Inputs(policies=(Accepted("ns", "desk", "1", spec),)))
+    search, rest = made.state.policies[0].rules
+    assert search.stable is not None
+    assert (rest.refusal, rest.stable) == ((403, "ask a person"), None)
+    assert [(c.name, c.dns) for c in made.state.clusters] == [("ns/svc:solr:80", ("solr.ns.svc", 80))]
+
+
+def test_what_became_unfit_after_acceptance_is_refused_at_the_gateway() -> None:
+    narrow = Fitness.model_validate({"forbiddenTasks": ["sql"], "dataClasses": ["Public"]})
+    given, _ = settled(inputs(policy(), a=[pod("a1")]))
+    made = plan(replace(given, backends={"ns/a": replace(given.backends["ns/a"], fitness=narrow)}))
+    *guards, rule = made.state.policies[0].rules
+    assert rule.name == "all"
+    assert {(g.tasks, tuple(c.value for c in g.data_classes)) for g in guards} == {
+        (("sql",), ()),
+        ((), ("Internal", "Confidential", "Restricted")),
+    }
+    assert all(g.refusal and g.stable is None for g in guards)
+    assert len({r.name for r in made.state.policies[0].rules}) == 3
+
+
+def test_a_plan_is_a_function() -> None:
+    given, made = settled(
+        inputs(policy({"phase": "Step", "weight": 10}, rollout=ROLLOUT), a=[pod("a1")], b=[pod("b1")])
+    )
+    assert plan(given) == made == plan(replace(given, before=made.arms))
+    assert Phase.STEP == "Step"
