@@ -18,6 +18,7 @@ from .listener import ALS_CLUSTER
 from .runtime import LAYER
 
 ADS_CLUSTER = "sluice-operator"
+ADMIN_CLUSTER = "sluice-admin"
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,19 @@ def render(
     als: tuple[str, int] | None = None,
     node_id: str = "gateway",
     admin_port: int = 9901,
+    ops_port: int | None = None,
     tls: TlsFiles | None = None,
     server_name: str = "",
 ) -> dict[str, Any]:
-    """The bootstrap as data; ``als`` is where access logs go, the operator's address by default."""
+    """The bootstrap as data.
+
+    ``als`` is where access logs go (default: to the operator). ``ops_port`` shows readiness and metrics,
+    and nothing else of the administration, to the cluster.
+    """
+    admin = ("127.0.0.1", admin_port)
     return {
         "node": {"id": node_id, "cluster": "sluice-gateway"},
-        "admin": {"address": _address(("127.0.0.1", admin_port))},
+        "admin": {"address": _address(admin)},
         "dynamic_resources": {
             "ads_config": {
                 "api_type": "GRPC",
@@ -64,7 +71,9 @@ def render(
             ],
         },
         "static_resources": {
+            "listeners": [_ops_listener(ops_port)] if ops_port else [],
             "clusters": [
+                *([_admin_cluster(admin)] if ops_port else []),
                 _grpc_cluster(ADS_CLUSTER, operator, tls, server_name),
                 _grpc_cluster(ALS_CLUSTER, als or operator, tls, server_name),
             ],
@@ -74,6 +83,41 @@ def render(
 
 def _address(pair: tuple[str, int]) -> dict[str, Any]:
     return {"socket_address": {"address": pair[0], "port_value": pair[1]}}
+
+
+def _admin_cluster(admin: tuple[str, int]) -> dict[str, Any]:
+    endpoint = {"endpoint": {"address": _address(admin)}}
+    return {
+        "name": ADMIN_CLUSTER,
+        "type": "STATIC",
+        "connect_timeout": "1s",
+        "load_assignment": {"cluster_name": ADMIN_CLUSTER, "endpoints": [{"lb_endpoints": [endpoint]}]},
+    }
+
+
+def _ops_listener(port: int) -> dict[str, Any]:
+    prefix = "type.googleapis.com/envoy.extensions.filters"
+    only_get = {"headers": [{"name": ":method", "string_match": {"exact": "GET"}}]}
+    routes = [
+        {
+            "match": {"path": path, **only_get},
+            "route": {"cluster": ADMIN_CLUSTER, "prefix_rewrite": rewritten},
+        }
+        for path, rewritten in (("/readyz", "/ready"), ("/metrics", "/stats/prometheus"))
+    ]
+    router = {"@type": f"{prefix}.http.router.v3.Router"}
+    manager = {
+        "@type": f"{prefix}.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "ops",
+        "route_config": {"virtual_hosts": [{"name": "ops", "domains": ["*"], "routes": routes}]},
+        "http_filters": [{"name": "envoy.filters.http.router", "typed_config": router}],
+    }
+    connection_manager = {"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}
+    return {
+        "name": "ops",
+        "address": _address(("0.0.0.0", port)),  # noqa: S104
+        "filter_chains": [{"filters": [connection_manager]}],
+    }
 
 
 def _grpc_cluster(
@@ -137,6 +181,7 @@ def main() -> None:
         "--als", type=_pair, metavar="HOST:PORT", help="where access logs go (default: the operator)"
     )
     parser.add_argument("--node-id", default="gateway")
+    parser.add_argument("--ops-port", type=int, help="serve /readyz and /metrics there (default: nowhere)")
     parser.add_argument("--admin-port", type=int, default=9901)
     parser.add_argument("--tls", type=Path, metavar="DIR", help="directory with tls.crt, tls.key and ca.crt")
     parser.add_argument(
@@ -152,6 +197,7 @@ def main() -> None:
             als=options.als,
             node_id=options.node_id,
             admin_port=options.admin_port,
+            ops_port=options.ops_port,
             tls=tls,
             server_name=options.server_name,
         ),

@@ -69,6 +69,7 @@ class LocalEnvoy:
         *,
         node_id: str = "local",
         tls: TlsFiles | None = None,
+        ops_port: int | None = None,
         arguments: Sequence[str] = (),
     ) -> None:
         self.admin_port = free_port()
@@ -77,6 +78,7 @@ class LocalEnvoy:
             node_id=node_id,
             admin_port=self.admin_port,
             tls=tls,
+            ops_port=ops_port,
             server_name="localhost" if tls else "",
         )
         self._arguments = arguments

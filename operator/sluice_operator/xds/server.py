@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -78,6 +77,7 @@ class AdsServer(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: ignor
         self._target: Snapshot | None = None
         self._shape: GatewayState | None = None
         self._sessions: set[Session] = set()
+        self._acked: dict[str, frozenset[Endpoint]] | None = None
         self._news = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: grpc.aio.Server | None = None
@@ -167,11 +167,11 @@ class AdsServer(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: ignor
 
     def acked_clusters(self) -> dict[str, frozenset[Endpoint]]:
         """Clusters that every connected gateway has acknowledged, with the endpoints that all have."""
-        views = [session.endpoints() for session in self._sessions]
-        if not views:
-            return {}
-        names = set.intersection(*(set(view) for view in views))
-        return {name: frozenset.intersection(*(view[name] for view in views)) for name in sorted(names)}
+        if self._acked is None:
+            views = [session.endpoints() for session in self._sessions]
+            names = set.intersection(*(set(view) for view in views)) if views else set()
+            self._acked = {name: frozenset.intersection(*(view[name] for view in views)) for name in names}
+        return self._acked
 
     async def StreamAggregatedResources(
         self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]
@@ -190,7 +190,9 @@ class AdsServer(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: ignor
     async def _read(self, session: Session, requests: AsyncIterator[Any]) -> None:
         try:
             async for request in requests:
-                self._sessions.add(session)
+                if session not in self._sessions:
+                    session.target = self._target or session.target
+                    self._sessions.add(session)
                 refused = session.receive(request)
                 if refused:
                     self._refused(session, request.type_url, refused)
@@ -252,6 +254,7 @@ class AdsServer(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: ignor
                 session.heartbeat()
 
     async def _tell(self) -> None:
+        self._acked = None
         async with self._news:
             self._news.notify_all()
 
@@ -262,7 +265,9 @@ class AdsServer(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: ignor
 
 
 def _credentials(tls: TlsFiles) -> Any:
-    key, certificate, authority = (Path(p).read_bytes() for p in (tls.key, tls.certificate, tls.authority))
-    return grpc.ssl_server_credentials(
-        [(key, certificate)], root_certificates=authority, require_client_auth=True
-    )
+    def read() -> Any:
+        key, certificate, authority = (p.read_bytes() for p in (tls.key, tls.certificate, tls.authority))
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=authority)
+
+    # Read at each handshake, so that a renewed certificate holds without a restart.
+    return grpc.dynamic_ssl_server_credentials(read(), read, require_client_authentication=True)

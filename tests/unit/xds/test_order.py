@@ -11,6 +11,7 @@ import pytest
 
 from sluice_operator.xds.local import LocalEnvoy
 from sluice_operator.xds.messages import CDS, EDS, RTDS
+from sluice_operator.xds.server import AdsServer
 from sluice_operator.xds.state import Arm, Cluster, Jwt, Policy, Rule, Tenant
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="session")]
@@ -165,3 +166,21 @@ async def test_push_latency_is_printed(world: Any) -> None:
             f"{kind}: in force after {statistics.median(values) * 1e3:.1f} ms (median), "
             f"{max(values) * 1e3:.1f} ms (worst of 20)"
         )
+
+
+async def test_an_operator_that_comes_back_finds_traffic_as_it_was(open_world: Any) -> None:
+    async with open_world() as world:
+        await world.push(world.state(CANARY))
+        await world.server.stop()
+        assert (await world.chat()).json == {"pod": world.pods["candidate"].port}
+        world.server = AdsServer(
+            host="127.0.0.1", port=world.ads_port, gateway_address=("127.0.0.1", world.port)
+        )
+        await world.server.start()
+        result = await world.server.push(world.state(CANARY))
+        assert result.num_gateways == 0
+        assert (await world.server.wait_in_force(15)).ok
+        assert (await world.chat()).json == {"pod": world.pods["candidate"].port}
+        await world.push(world.state(replace(CANARY, weight=0)))
+        assert (await world.chat()).json == {"pod": world.pods["stable"].port}
+        await world.server.stop()
