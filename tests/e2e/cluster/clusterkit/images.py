@@ -129,6 +129,10 @@ class Containerd:
     def images(self) -> list[str]:
         return run(*self.ctr, "images", "ls", "-q").split()
 
+    def digests(self) -> dict[str, str]:
+        rows = run(*self.ctr, "images", "ls").splitlines()[1:]
+        return {row.split()[0]: row.split()[2] for row in rows}
+
     def images_in_use(self) -> set[str]:
         rows = run(*self.ctr, "containers", "ls").splitlines()[1:]
         return {row.split()[1] for row in rows}
@@ -212,9 +216,13 @@ def load_all(store: Containerd) -> None:
 
 def prune(store: Containerd, current: set[str]) -> None:
     """Removes what earlier code was built into, unless a container still runs from it."""
-    keep = current | {f"{PREFIX}/{name}:dev" for name in NAMES} | store.images_in_use()
-    for image in store.images():
-        if image not in keep and image.startswith(tuple(f"{PREFIX}/{name}:" for name in NAMES)):
+    digests = store.digests()
+    # Kubernetes' plugin names each image once more, by the digest of its configuration.
+    ours = ("sha256:", *(f"{PREFIX}/{name}:" for name in NAMES))
+    used = current | store.images_in_use()
+    keep = {digest_ for image, digest_ in digests.items() if image in used or not image.startswith(ours)}
+    for image, digest_ in digests.items():
+        if digest_ not in keep and image.startswith(ours):
             store.remove(image)
     built = {image.replace(f"{PREFIX}/", "localhost/sluice-") for image in current}
     for image in contained("buildah", "images", "--format", "{{.Name}}:{{.Tag}}").split():
