@@ -19,6 +19,7 @@ from .runtime import LAYER
 
 ADS_CLUSTER = "sluice-operator"
 ADMIN_CLUSTER = "sluice-admin"
+RE2_PROGRAM_SIZE = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ def render(
         },
         "layered_runtime": {
             "layers": [
+                # Envoy's default refuses long regular expressions: some thirty tasks in a rule are too many.
+                {"name": "limits", "static_layer": {"re2.max_program_size.error_level": RE2_PROGRAM_SIZE}},
                 {
                     "name": LAYER,
                     "rtds_layer": {

@@ -112,9 +112,8 @@ def permissions(tenants: Iterable[Tenant]) -> dict[str, Any]:
 
 def _claim(header: str, allowed: Sequence[str]) -> dict[str, Any]:
     absent = {"not_rule": {"header": {"name": header, "present_match": True}}}
-    if not allowed:
-        return absent
-    return {"or_rules": {"rules": [absent, {"header": _one_of(header, allowed)}]}}
+    given = [{"header": _one_of(header, [value])} for value in allowed]
+    return {"or_rules": {"rules": [absent, *given]}}
 
 
 def _one_of(header: str, values: Iterable[str]) -> dict[str, Any]:
@@ -177,8 +176,8 @@ def _front(state: GatewayState) -> Iterable[Message]:
 
 def _models(state: GatewayState) -> Iterable[Message]:
     groups: dict[tuple[str, ...], list[str]] = {}
-    for tenant in state.tenants:
-        groups.setdefault(visible_models(state.policies, tenant), []).append(tenant.name)
+    for tenant, models in visible_models(state.policies, state.tenants).items():
+        groups.setdefault(models, []).append(tenant)
     for models, tenants in sorted(groups.items()):
         listing = {
             "object": "list",
@@ -200,15 +199,21 @@ def _models(state: GatewayState) -> Iterable[Message]:
         )
 
 
-def visible_models(policies: Iterable[Policy], tenant: Tenant) -> tuple[str, ...]:
-    """Names of the models that some rule gives to the tenant."""
-    return tuple(
-        sorted(
-            policy.model
-            for policy in policies
-            if any(not rule.tenants or tenant.name in rule.tenants for rule in policy.rules)
-        )
-    )
+def visible_models(policies: Iterable[Policy], tenants: Iterable[Tenant]) -> dict[str, tuple[str, ...]]:
+    """For each tenant the names of the models that some rule gives to it."""
+    everybody: list[str] = []
+    chosen: dict[str, list[str]] = {}
+    for policy in policies:
+        if any(not rule.tenants for rule in policy.rules):
+            everybody.append(policy.model)
+            continue
+        for tenant in {name for rule in policy.rules for name in rule.tenants}:
+            chosen.setdefault(tenant, []).append(policy.model)
+    everybody.sort()
+    return {
+        t.name: tuple(sorted((*everybody, *chosen[t.name])) if t.name in chosen else everybody)
+        for t in tenants
+    }
 
 
 def _model_is(matcher: dict[str, Any]) -> dict[str, Any]:

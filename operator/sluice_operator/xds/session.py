@@ -19,6 +19,9 @@ from .build import Resource, Snapshot
 from .messages import CDS, ECDS, EDS, LDS, PREFIX, RDS, RTDS, TYPES, digest, duration
 from .state import Endpoint
 
+# Envoy quotes what it refuses, which may be the length of the configuration.
+MESSAGE_LENGTH = 500
+
 
 @dataclass
 class Sent:
@@ -53,7 +56,7 @@ class Session:
         if sent is None or request.response_nonce != sent.nonce:
             return None
         if request.HasField("error_detail"):
-            sent.refused = request.error_detail.message or "refused"
+            sent.refused = request.error_detail.message[:MESSAGE_LENGTH] or "refused"
             return sent
         self.acked[kind] = sent
         return None

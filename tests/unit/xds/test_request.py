@@ -177,6 +177,26 @@ async def test_first_match_wins(world: Any, kind: str) -> None:
     assert [h["x-sluice-rule"] for h in world.seen("stable")] == ["second"]
 
 
+async def test_a_rule_may_name_many(world: Any) -> None:
+    names = tuple(f"task-{i:03}-{'x' * 50}" for i in range(256))
+    tenant = Tenant("acme", "finance", ("key-acme",), tasks=names)
+    rules = (Rule("many", Arm("ns/candidate", "c"), tasks=names), Rule("rest", Arm("ns/stable", "c")))
+    await world.push(world.state(*rules, tenants=(tenant,)))
+    assert not world.server.quarantined
+    assert (await world.chat(headers={"sluice-task": names[-1]})).status == 200
+    assert (await world.chat()).status == 200
+    assert (len(world.seen("candidate")), len(world.seen("stable"))) == (1, 1)
+
+
+async def test_a_claim_made_twice_is_no_claim(world: Any) -> None:
+    await world.push(world.state())
+    for first, second in (("Low", "High"), ("High", "Low"), ("Low", "Low")):
+        headers = [("authorization", "Bearer key-acme"), ("sluice-risk", first), ("sluice-risk", second)]
+        url = f"http://127.0.0.1:{world.port}/v1/completions"
+        async with world.http.post(url, json={"model": "m"}, headers=headers) as response:
+            assert response.status == 403
+
+
 async def test_chunked_body_has_a_length(world: Any) -> None:
     await world.push(
         world.state(
