@@ -240,7 +240,7 @@ def main() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=args.log_level.upper(), handlers=[handler], force=True)
-    for noisy in ("kopf.activities", "kopf._core", "aiohttp", "kubernetes"):
+    for noisy in ("kopf", "aiohttp", "kubernetes"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     code = asyncio.run(run(args))
     # Threads of gRPC must not keep a process alive that has ended.

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..api import FINALIZER, InferenceBackend
 from ..api.backend import InferenceBackendStatus
-from ..kube import Conflict, Kube, NotFound
+from ..kube import Conflict, Kube, KubeError, NotFound
 from ..kube.client import BACKEND, DEPLOYMENT, NAMESPACE, kind_of
 from ..plan import backend as plan
 from ..plan import names
@@ -97,7 +97,10 @@ class Backends:
         return made is not None and any(cluster == arm.cluster for arm in made.arms.values())
 
     async def _ending(self, namespace: str) -> bool:
-        found = await self._ctx.kube.find(NAMESPACE, None, namespace)
+        try:
+            found = await self._ctx.kube.find(NAMESPACE, None, namespace)
+        except KubeError:
+            return False  # not known is no reason to stay longer than the bound
         return found is None or bool(found["metadata"].get("deletionTimestamp"))
 
     async def _apply(self, backend: InferenceBackend) -> Problem | None:

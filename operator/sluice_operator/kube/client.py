@@ -198,7 +198,11 @@ class Kube:
             raise _error(error.status or 0, f"{method} {path}: {error.reason}") from None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise KubeError(0, f"{method} {path}: {type(error).__name__}: {error}") from None
-        told: Object = json.loads(raw) if raw else {}
+        try:
+            told: Object = json.loads(raw) if raw else {}
+        except ValueError:
+            # A group that does not exist (yet) is told in plain text.
+            raise _error(response.status, f"{method} {path}: {raw[:200]!r}") from None
         if not 200 <= response.status <= 299:
             raise _error(response.status, str(told.get("message") or f"{method} {path}: {response.reason}"))
         return told

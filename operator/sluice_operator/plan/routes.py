@@ -168,14 +168,35 @@ def _settle(
     for key, arm in wanted.items():
         before = inputs.before.get(key)
         reason = _not_yet(key, arm, before, fit, inputs)
-        arms[key] = before if reason and before is not None and _still_there(before, inputs) else arm
+        stays = bool(reason) and before is not None and _stays(key, before, arm, fit, inputs)
+        arms[key] = before if stays and before is not None else arm
         if reason:
             waiting[key] = reason
     return arms, waiting
 
 
-def _still_there(arm: gateway.Arm, inputs: Inputs) -> bool:
-    return arm.cluster in inputs.backends or "/svc:" in arm.cluster
+def _stays(
+    key: ArmKey,
+    before: gateway.Arm,
+    wanted: gateway.Arm,
+    fit: Mapping[str, list[PodState]],
+    inputs: Inputs,
+) -> bool:
+    """Whether an arm that can't move yet keeps its old place, or goes where nobody is home instead."""
+    if "/svc:" in before.cluster:
+        return True
+    if before.cluster not in inputs.backends:
+        return False
+    there = fit.get(wanted.cluster, [])
+    if not fit[before.cluster] and any(wanted.config in p.stream.versions for p in there):
+        return False
+    # Who aborts wants the candidate out, also where it was promoted and the old target has no pods.
+    return before.cluster == wanted.cluster or bool(there) or not _aborted(key, inputs)
+
+
+def _aborted(key: ArmKey, inputs: Inputs) -> bool:
+    rules = (r for p in inputs.policies if p.key == key[0] for r in p.spec.rules if r.name == key[1])
+    return any(r.rollout is not None and r.rollout.abort for r in rules)
 
 
 def _not_yet(

@@ -156,6 +156,33 @@ def test_a_human_abort_needs_nobody_elses_word() -> None:
     assert made.state.policies[0].rules[0].candidate is None
 
 
+def test_an_abort_leaves_a_promoted_candidate_even_for_nobody() -> None:
+    promoted = policy({"phase": "Promoted", "weight": 100}, rollout=ROLLOUT)
+    given, before = settled(inputs(promoted, a=[], b=[pod("b1")]))
+    assert before.arms[STABLE].cluster == "ns/b"
+    aborted = policy({"phase": "Aborted"}, rollout={**ROLLOUT, "abort": True})
+    assert plan(replace(given, policies=(aborted,))).arms[STABLE].cluster == "ns/a"
+    removed = policy({"phase": "Stable"})
+    assert plan(replace(given, policies=(removed,))).arms[STABLE].cluster == "ns/b", (
+        "an edit waits for its target"
+    )
+
+
+def test_a_dead_arm_is_left_for_the_first_pod_of_the_next() -> None:
+    given, _ = settled(inputs(policy(), a=[pod("a1")]))
+    moved = replace(given, policies=(policy(target={"backend": "c"}),))
+    version = (
+        plan(replace(moved, backends={**moved.backends, "ns/c": BackendView((), "", ALL)}))
+        .wanted[STABLE]
+        .config
+    )
+    half = BackendView((pod("c1", version), pod("c2")), DIGEST, ALL)
+    both = replace(moved, backends={**moved.backends, "ns/c": half})
+    assert plan(both).arms[STABLE].cluster == "ns/a"
+    dead = replace(both, backends={"ns/a": BackendView((pod("a1", ready=False),), DIGEST, ALL), "ns/c": half})
+    assert plan(dead).arms[STABLE].cluster == "ns/c"
+
+
 @pytest.mark.parametrize(
     "view", [{"ready": False}, {"terminating": True}, {"ip": ""}, {"digest": "sha256:2"}]
 )

@@ -1,0 +1,186 @@
+"""The order of writes: what a crash at any point leaves behind."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sluice_operator.api.routepolicy import Phase
+from sluice_operator.control.book import Book, Entry
+from sluice_operator.control.cache import Cache
+from sluice_operator.gates import ArmName, Observation
+from sluice_operator.plan.backend_status import PodState
+from sluice_operator.plan.observed import PodView, StreamView
+from sluice_operator.plan.routes import BackendView, Inputs, plan
+
+NOW = datetime(2026, 11, 30, 8, tzinfo=UTC)
+DIGEST = "sha256:" + "1" * 64
+ALL = ["Public", "Internal", "Confidential", "Restricted"]
+NAME = ("ns", "m")
+
+
+class Router:
+    """Endpoints that are all there and hold all they shall, as a router would tell."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+
+    @property
+    def plan(self) -> Any:
+        pods: dict[str, tuple[PodState, ...]] = {}
+        for _ in range(2):
+            given = Inputs(
+                policies=tuple(self._book.accepted()),
+                backends={f"ns/{n}": BackendView(pods.get(f"ns/{n}", ()), DIGEST) for n in "ab"},
+            )
+            made = plan(given)
+            pods = {
+                f"ns/{n}": (
+                    PodState(
+                        PodView(n, "ns", n, ip="10.0.0.1", phase="Running", ready=True),
+                        StreamView(True, DIGEST, frozenset(made.configs[f"ns/{n}"])),
+                    ),
+                )
+                for n in "ab"
+            }
+        return made
+
+    def reached(self, cluster: str) -> int:
+        return 1
+
+
+def backend(name: str) -> dict[str, Any]:
+    return {
+        "metadata": {"name": name, "namespace": "ns", "resourceVersion": "1", "creationTimestamp": "1"},
+        "spec": {"model": {"hostPath": {"path": "/m"}}, "fitness": {"dataClasses": ALL}},
+        "status": {"identity": {"digest": DIGEST[:-1] + ("a" if name == "a" else "b"), "recordedAt": "1"}},
+    }
+
+
+def policy(version: int, generation: int = 1, **rule: Any) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "name": "m",
+            "namespace": "ns",
+            "resourceVersion": str(version),
+            "generation": generation,
+            "creationTimestamp": "2",
+            "uid": "u",
+        },
+        "spec": {
+            "model": "m",
+            "rules": [{"name": "all", "target": {"backend": "a"}, "contract": CONTRACT, **rule}],
+        },
+    }
+
+
+CONTRACT = {"checks": [{"name": "c", "mustMatch": "x"}]}
+ROLLOUT = {"candidate": {"backend": "b"}, "steps": [{"weight": 10, "minSeconds": 60, "minSamples": 50}]}
+
+
+def started() -> tuple[Cache, Book, Entry]:
+    cache = Cache()
+    book = Book(cache)
+    book.router = Router(book)  # type: ignore[assignment]
+    book.warm = True
+    for name in "ab":
+        cache.put("InferenceBackend", backend(name))
+    cache.put("RoutePolicy", policy(1, rollout=ROLLOUT))
+    assert book.consider(NAME)
+    return cache, book, book.entries[NAME]
+
+
+def stepped() -> tuple[Cache, Book, Entry]:
+    """At 10 %, persisted."""
+    cache, book, entry = started()
+    for i in range(4):
+        book.decide(entry, NOW + timedelta(seconds=i))
+        book.apply_pending(entry, dict(entry.pending), NOW + timedelta(seconds=i))
+    assert entry.rules["all"].weight == 10
+    return cache, book, entry
+
+
+def bad(at: datetime, attempt: str) -> Observation:
+    return Observation(
+        time=at.timestamp(),
+        request_id="r",
+        arm=ArmName.CANDIDATE,
+        age_s=0.1,
+        attempt=attempt,
+        ttft_s=0.1,
+        total_s=0.1,
+        hard_violations=("c",),
+    )
+
+
+def test_an_increase_waits_until_it_is_persisted() -> None:
+    _, book, entry = started()
+    for i in range(4):
+        book.decide(entry, NOW + timedelta(seconds=i))
+    assert entry.rules["all"].weight == 0
+    assert entry.pending["all"].weight == 10
+    assert book.apply_pending(entry, dict(entry.pending), NOW)
+    assert entry.rules["all"].weight == 10
+    assert not entry.pending
+
+
+def test_a_reduction_is_in_force_at_once_and_told_once() -> None:
+    _, book, entry = stepped()
+    entry.news.clear()
+    now = NOW + timedelta(seconds=10)
+    book.observe(entry, entry.spec.rules[0], [bad(now, entry.rules["all"].attempt)], now)  # type: ignore[union-attr]
+    assert book.decide(entry, now, only="all")
+    assert entry.rules["all"].phase is Phase.ROLLED_BACK
+    assert entry.rules["all"].weight == 0
+    assert entry.urgent
+    assert len(entry.news) == 1
+    assert not book.decide(entry, now, only="all"), "deciding again changes nothing"
+    assert len(entry.news) == 1
+
+
+def test_an_increase_on_its_way_is_void_after_a_human_edit() -> None:
+    cache, book, entry = started()
+    for i in range(4):
+        book.decide(entry, NOW + timedelta(seconds=i))
+    on_its_way = dict(entry.pending)
+    cache.put("RoutePolicy", policy(2, 2, rollout={**ROLLOUT, "abort": True}))
+    book.consider(NAME)
+    book.decide(entry, NOW)
+    assert not book.apply_pending(entry, on_its_way, NOW), (
+        "its status was written, but something else was decided"
+    )
+    assert entry.rules["all"].weight == 0
+    assert entry.rules["all"].phase is Phase.ABORTED
+
+
+def test_a_bad_edit_leaves_what_was_accepted_and_a_restart_knows_it() -> None:
+    cache, book, entry = stepped()
+    cache.put("RoutePolicy", policy(3, 2, target={"backend": "none"}))
+    assert not book.consider(NAME)
+    assert (entry.accepted, entry.generation) == (1, 2)
+    assert entry.problems[0].reason == "BackendNotFound"
+    after = Book(cache)
+    after.restore(
+        [
+            {
+                "metadata": {"namespace": "ns", "ownerReferences": [{"name": "m", "uid": "u"}]},
+                "revision": 1,
+                "data": {"spec": entry.spec.model_dump(by_alias=True, mode="json")},
+            }
+        ]
+    )  # type: ignore[union-attr]
+    after.consider(NAME)
+    assert after.entries[NAME].spec == entry.spec
+    assert after.entries[NAME].accepted == 1
+
+
+def test_a_policy_made_anew_inherits_nothing() -> None:
+    cache, book, _ = stepped()
+    cache.drop("RoutePolicy", NAME, 8)
+    assert book.consider(NAME)
+    assert NAME not in book.entries
+    again = policy(9, rollout=ROLLOUT)
+    again["metadata"] |= {"creationTimestamp": "3", "uid": "v"}
+    cache.put("RoutePolicy", again)
+    book.consider(NAME)
+    assert book.entries[NAME].rules == {}
