@@ -24,8 +24,8 @@ THEIR_SYSCTLS = [
     "net/ipv4/conf/all/route_localnet", "vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic",
     "kernel/panic_on_oops", "kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes",
 ]  # fmt: skip
-# Mount points that the programs want and a machine without containerd lacks.
-MOUNT_POINTS = [Path("/run/containerd")]
+# Where programs write outside of /var whatever they are told, and the folder that they get to see there.
+PRIVATE = {Path("/run/containerd"): STATE / "run-containerd", Path("/run/mount"): STATE / "run-mount"}
 
 FILTER_RULES = f"""*filter
 :SLUICE-FORWARD - [0:0]
@@ -52,7 +52,7 @@ def sysctl(name: str) -> Path:
 def prepare() -> None:
     known = [name for name in [*OUR_SYSCTLS, *THEIR_SYSCTLS] if sysctl(name).exists()]
     before = {name: sysctl(name).read_text().strip() for name in known}
-    made = [str(path) for path in MOUNT_POINTS if not path.exists()]
+    made = [str(path) for path in PRIVATE if not path.exists()]
     SAVED.write_text(json.dumps({"sysctls": before, "made": made}, indent=1))
     for path in made:
         Path(path).mkdir()

@@ -16,6 +16,7 @@ import urllib.request
 from pathlib import Path
 
 from .common import BIN, CACHE, LOGS, STATE, SYSROOT, linker_cache, tool_env
+from .host import PRIVATE
 from .pki import API_PORT, NODE, NODE_IP, PKI
 
 ETCD = "http://127.0.0.1:12379"
@@ -85,17 +86,18 @@ def main() -> None:
 
 def lay_out() -> None:
     """A fresh cluster each time; only the images are kept."""
-    for name in ("var-lib", "run-containerd"):
-        shutil.rmtree(STATE / name, ignore_errors=True)
+    for folder in (STATE / "var-lib", *PRIVATE.values()):
+        shutil.rmtree(folder, ignore_errors=True)
     images = CACHE / "containerd"
     folders = [STATE / "var-lib" / name for name in ("etcd", "kubelet", "cni", "containerd")]
-    for folder in [images, STATE / "run-containerd", LOGS, *folders]:
+    for folder in [images, LOGS, *PRIVATE.values(), *folders]:
         folder.mkdir(parents=True, exist_ok=True)
     for folder in (LOGS / "pods", LOGS / "containers", images / "io.containerd.grpc.v1.cri"):
         shutil.rmtree(folder, ignore_errors=True)
     bind(linker_cache(), Path("/etc/ld.so.cache"))
     bind(images, STATE / "var-lib/containerd")
-    bind(STATE / "run-containerd", Path("/run/containerd"))
+    for target, source in PRIVATE.items():
+        bind(source, target)
     bind(LOGS, Path("/var/log"))
     bind(STATE / "var-lib", Path("/var/lib"))
 

@@ -44,13 +44,13 @@ def up() -> None:
         fail("the cluster needs root (or Docker and kind)")
     if any(CACHE.is_relative_to(path) for path in ("/var/lib", "/var/log", "/run")):
         fail(f"{CACHE}: the node has its own /var/lib, /var/log and /run; set SLUICE_CACHE to somewhere else")
+    if other := other_node():
+        fail(f"another cluster runs on this machine: SLUICE_CACHE={other} {CODE}/cluster down")
     with locked("cluster"):
         key = build.build()
         if node_pid() and VERSION_FILE.exists() and VERSION_FILE.read_text() == key and gets_ready():
             print(f"the cluster is up: {KUBECONFIG}")
             return
-        if other := other_node():
-            fail(f"another cluster runs on this machine: SLUICE_CACHE={other} {CODE}/cluster down")
         stop()
         started = time.monotonic()
         with step("starting Kubernetes"):
@@ -86,7 +86,8 @@ def stop() -> None:
             wait_until("the end of the node's processes", lambda: not node_pid() and not alive(inner))
     PID_FILE.unlink(missing_ok=True)
     VERSION_FILE.unlink(missing_ok=True)
-    if SYSROOT.exists():
+    # What is found by name may be in use by a cluster of another cache.
+    if SYSROOT.exists() and not other_node():
         host.restore()
 
 
