@@ -40,6 +40,7 @@ LOGGED_HEADERS = (
     "x-sluice-mirror",
     "x-sluice-conversation",
 )
+CONVERSATION = "sluice-conversation"
 ADD_IF_ABSENT = 1
 
 
@@ -83,11 +84,10 @@ def _clean() -> Message:
 def _filters(state: GatewayState) -> list[dict[str, Any]]:
     return [
         *discovered(),
-        extension(RBAC_FILTER, rbac_pb2.RBAC(rules={"action": 0, "policies": {}})),
         extension("sluice.identity", _split_identity()),
-        extension(
-            "sluice.context", header_mutation_pb2.HeaderMutation(mutations={"request_mutations": _context()})
-        ),
+        extension("sluice.context", _mutation(_context())),
+        extension(RBAC_FILTER, rbac_pb2.RBAC(rules={"action": 0, "policies": {}})),
+        extension("sluice.strictest", _mutation(_strictest())),
         extension("sluice.buffer", buffer_pb2.Buffer(max_request_bytes={"value": state.max_body_bytes})),
         extension("sluice.model", _model()),
         extension(
@@ -114,22 +114,34 @@ def _split_identity() -> Message:
     return header_to_metadata_pb2.Config(request_rules=[part("tenant", r"\1"), part("domain", r"\2")])
 
 
+def _mutation(mutations: list[dict[str, Any]]) -> Message:
+    return header_mutation_pb2.HeaderMutation(mutations={"request_mutations": mutations})
+
+
+def _put(key: str, value: str, action: int = OVERWRITE) -> dict[str, Any]:
+    return {"append": {"header": {"key": key, "value": value}, "append_action": action}}
+
+
 def _context() -> list[dict[str, Any]]:
-    """Checked claims become context; what was not claimed becomes the strictest."""
+    """Claims as context, one value each, before they are checked.
 
-    def put(key: str, value: str, action: int = OVERWRITE) -> dict[str, Any]:
-        return {"append": {"header": {"key": key, "value": value}, "append_action": action}}
-
+    Of a header that was sent twice a matcher may take the other value: a check of what the client sent would let
+    through a value that nobody checked.
+    """
     return [
-        put("x-sluice-tenant", f"%DYNAMIC_METADATA({METADATA}:tenant)%"),
-        put("x-sluice-domain", f"%DYNAMIC_METADATA({METADATA}:domain)%"),
-        put("x-sluice-task", "%REQ(sluice-task)%"),
-        put("x-sluice-data-class", "%REQ(sluice-data-class)%"),
-        put("x-sluice-data-class", DataClass.RESTRICTED, ADD_IF_ABSENT),
-        put("x-sluice-risk", "%REQ(sluice-risk)%"),
-        put("x-sluice-risk", Risk.HIGH, ADD_IF_ABSENT),
-        put("x-sluice-conversation", "%REQ(sluice-conversation)%"),
-        *({"remove": name} for name in (*CLAIMS, "sluice-conversation", IDENTITY, "authorization")),
+        _put("x-sluice-tenant", f"%DYNAMIC_METADATA({METADATA}:tenant)%"),
+        _put("x-sluice-domain", f"%DYNAMIC_METADATA({METADATA}:domain)%"),
+        *(_put(f"x-{name}", f"%REQ({name})%") for name in (*CLAIMS, CONVERSATION)),
+        *({"remove": name} for name in (*CLAIMS, CONVERSATION)),
+    ]
+
+
+def _strictest() -> list[dict[str, Any]]:
+    """What was not claimed becomes the strictest."""
+    return [
+        _put("x-sluice-data-class", DataClass.RESTRICTED, ADD_IF_ABSENT),
+        _put("x-sluice-risk", Risk.HIGH, ADD_IF_ABSENT),
+        *({"remove": name} for name in (IDENTITY, "authorization")),
     ]
 
 

@@ -97,9 +97,9 @@ def permissions(tenants: Iterable[Tenant]) -> dict[str, Any]:
                     {
                         "and_rules": {
                             "rules": [
-                                _claim("sluice-task", tenant.tasks),
-                                _claim("sluice-data-class", tenant.data_classes),
-                                _claim("sluice-risk", tenant.risks),
+                                _claim("x-sluice-task", tenant.tasks),
+                                _claim("x-sluice-data-class", tenant.data_classes),
+                                _claim("x-sluice-risk", tenant.risks),
                             ]
                         }
                     }
