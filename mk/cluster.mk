@@ -17,7 +17,7 @@ cluster-status: ## the test cluster's nodes and pods
 clean-cluster: ## stop the test cluster and take back all that it changed on the machine
 	@$(CLUSTER) clean
 
-lock: ## pin requirements.txt and those of the images anew, from pyproject.toml
+lock: ## pin requirements.txt and those of the images, from pyproject.toml
 	@for extra in dev operator runtime; do \
 	  if [ $$extra = dev ]; then out=requirements.txt; pins=; else out=images/$$extra/requirements.txt; pins="-c requirements.txt"; fi; \
 	  $(UV) pip compile -q pyproject.toml --extra $$extra --python-version 3.11 --no-annotate \
