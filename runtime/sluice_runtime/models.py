@@ -20,6 +20,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -316,14 +317,14 @@ def _settings(source: ModelSource) -> dict[str, str]:
 
 def load(source: ModelSource) -> LoadedModel:
     """Load a model for inference. Raises a `ModelError` subclass; never executes code from the checkpoint."""
-    checkpoint = inspect(source)
     if source.chat_template is not None and not source.chat_template.is_file():
         raise ModelNotFound(f"there is no chat template at {source.chat_template}")
-    _check_memory(checkpoint, source)
-    files = [*checkpoint.weights, *(() if checkpoint.gguf else _side_files(checkpoint.directory))]
-    digest = _digest(files, _settings(source))
     _quiet()
-    with _typed_errors(checkpoint.directory.name):
+    with _typed_errors(str(source.path or source.repo)), _parse_gguf_once():
+        checkpoint = inspect(source)
+        _check_memory(checkpoint, source)
+        files = [*checkpoint.weights, *(() if checkpoint.gguf else _side_files(checkpoint.directory))]
+        digest = _digest(files, _settings(source))
         model = _load_weights(checkpoint, source)
         hf_tokenizer = _load_tokenizer(checkpoint, source)
     if source.quantization == "int8":
@@ -358,8 +359,6 @@ def _typed_errors(name: str) -> Iterator[None]:
             raise CheckpointCorrupt(text) from error
         if "can't allocate memory" in str(error) or "out of memory" in str(error):
             raise OutOfMemory(f"{name}: memory ran out while loading") from error
-        if "size mismatch" in str(error) or "shape" in str(error):
-            raise CheckpointCorrupt(text) from error
         raise UnsupportedModel(f"{text} ({kind})") from error
 
 
@@ -374,15 +373,35 @@ def _quiet() -> None:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def _load_weights(checkpoint: _Checkpoint, source: ModelSource) -> Any:
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
+@contextmanager
+def _parse_gguf_once() -> Iterator[None]:
+    """Within it a GGUF's header is read once: transformers asks for it four times, at several seconds
+    each."""
+    import gguf
 
-    options = _gguf_options(checkpoint)
+    original = gguf.GGUFReader
+    gguf.GGUFReader = cache(original)  # type: ignore[assignment, misc]
+    try:
+        yield
+    finally:
+        gguf.GGUFReader = original  # type: ignore[misc]
+
+
+def _load_config(checkpoint: _Checkpoint) -> Any:
+    from transformers import AutoConfig
+
     config = AutoConfig.from_pretrained(
-        checkpoint.directory, trust_remote_code=False, local_files_only=True, **options
+        checkpoint.directory, trust_remote_code=False, local_files_only=True, **_gguf_options(checkpoint)
     )
     _refuse_batch_dependent(config)
+    return config
+
+
+def _load_weights(checkpoint: _Checkpoint, source: ModelSource) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    options = _gguf_options(checkpoint)
     if checkpoint.gguf is not None:
         # Without this the weights stay quantised, in a form that only GPU kernels take.
         options["quantization_config"] = GgufConfig(dequantize=True)
@@ -390,17 +409,20 @@ def _load_weights(checkpoint: _Checkpoint, source: ModelSource) -> Any:
         options["use_safetensors"] = True
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         checkpoint.directory,
+        config=_load_config(checkpoint),
         dtype=getattr(torch, source.dtype),
         trust_remote_code=False,
         local_files_only=True,
         output_loading_info=True,
+        ignore_mismatched_sizes=True,  # reported below, with names
         **options,
     )
     model, info = loaded
-    missing = sorted(info.get("missing_keys", ()))
-    if missing:
-        # transformers would go on with random values in their place.
-        raise CheckpointCorrupt(f"the checkpoint lacks {len(missing)} weights, {missing[0]} among them")
+    # transformers would go on with random values in their place.
+    for kind in ("missing", "mismatched"):
+        names = sorted(str(key) for key in info.get(f"{kind}_keys", ()))
+        if names:
+            raise CheckpointCorrupt(f"{len(names)} weights are {kind}, {names[0]} among them")
     model.requires_grad_(False)
     return model.to(source.device).eval()
 
@@ -460,15 +482,17 @@ def export(gguf: Path, out: Path, dtype: Dtype = "bfloat16", random_weights: int
     from transformers import AutoModelForCausalLM
 
     source = ModelSource(path=gguf, dtype=dtype)
-    checkpoint = inspect(source)
-    _check_memory(checkpoint, source)
-    with _typed_errors(gguf.name):
-        model = _load_weights(checkpoint, source)
+    _quiet()
+    with _typed_errors(gguf.name), _parse_gguf_once():
+        checkpoint = inspect(source)
+        _check_memory(checkpoint, source)
         tokenizer = _load_tokenizer(checkpoint, source)
-        if random_weights is not None:
+        if random_weights is None:
+            model = _load_weights(checkpoint, source)
+        else:
             torch.manual_seed(random_weights)
             automatic: Any = AutoModelForCausalLM
-            model = automatic.from_config(model.config, dtype=getattr(torch, dtype))
+            model = automatic.from_config(_load_config(checkpoint), dtype=getattr(torch, dtype))
     for name in ("quantization_config", "_pre_quantization_dtype"):
         if hasattr(model.config, name):
             delattr(model.config, name)

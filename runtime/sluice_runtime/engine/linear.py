@@ -1,8 +1,9 @@
 """Linear layers as a CPU runs them fastest; they replace `nn.Linear` modules of a loaded model, nothing else.
 
-`PackedLinear` keeps bfloat16 weights in the layout that oneDNN computes in. `nn.Linear` converts them on each call:
-measured here for 1536x576 with two threads, 190 µs against 129 µs at 16 rows, 145 against 92 at 4.
-`Int8Linear` keeps one byte a weight and a scale for each output: half the memory, 1.3 times the speed at one row.
+`PackedLinear` keeps bfloat16 weights in the layout that oneDNN computes in. `nn.Linear` converts them on each
+call: measured here for 1536x576 with two threads, 190 µs against 129 µs at 16 rows, 145 against 92 at 4.
+`Int8Linear` keeps one byte a weight and a scale for each output: half the memory, 1.3 times the speed at one
+row.
 
 Invariant: a layer's result for a row does not depend on other rows, beyond rounding.
 """
@@ -63,7 +64,8 @@ class Int8Linear(nn.Module):
 
 
 def pack_bfloat16(model: nn.Module) -> None:
-    """Replace each bfloat16 `nn.Linear` on the CPU, where oneDNN has bfloat16; otherwise leave the model alone."""
+    """Replace each bfloat16 `nn.Linear` on the CPU, where oneDNN has bfloat16; otherwise leave the model
+    alone."""
     if torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         _replace(model, PackedLinear, torch.bfloat16)
 
@@ -73,7 +75,9 @@ def quantize_int8(model: nn.Module) -> None:
     _replace(model, Int8Linear, None)
 
 
-def _replace(model: nn.Module, kind: type[PackedLinear] | type[Int8Linear], dtype: torch.dtype | None) -> None:
+def _replace(
+    model: nn.Module, kind: type[PackedLinear] | type[Int8Linear], dtype: torch.dtype | None
+) -> None:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             # Subclasses of Linear compute something else; only the plain one is understood.

@@ -265,7 +265,7 @@ class Scheduler:
         """Raise AssertionError unless blocks, tables and counters agree."""
         self.blocks.check_integrity(state.block_table for state in self._running.values())
         for state in self._waiting:
-            assert not state.block_table and state.num_computed_tokens == 0, "a waiting request owns KV"
+            assert not state.block_table, f"{state.request.request_id} waits and owns KV"
         for request_id, state in self._running.items():
             assert request_id == state.request.request_id
             assert 0 <= state.num_computed_tokens < len(state.token_ids), (

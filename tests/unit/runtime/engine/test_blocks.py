@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from sluice_runtime.engine.blocks import ROOT_KEY, BlockManager, block_key
 
 

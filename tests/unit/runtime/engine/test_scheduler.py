@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
 from sluice_runtime.engine.blocks import BlockManager
 from sluice_runtime.engine.scheduler import Scheduler, SchedulerOutput
 from sluice_runtime.engine.types import EngineRequest, FinishReason, QueueFull, RequestTooLong, SamplingParams
@@ -165,7 +166,8 @@ def test_output_is_cached_too_for_the_next_turn(request_of: Make) -> None:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Any order of submissions, steps, cancellations and failures keeps the books right and starves nobody."""
+    """Any order of submissions, steps, cancellations and failures keeps the books right and starves
+    nobody."""
 
     BUDGET, SEQS, BLOCKS, SIZE = 6, 3, 10, 3
 
