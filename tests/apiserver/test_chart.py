@@ -198,8 +198,8 @@ def test_the_operator_may_do_what_it_does_and_nothing_else(api_server: ApiServer
         ("delete", "inferencebackends"),
         ("create", "pods"), ("create", "pods/exec"), ("delete", "pods"), ("delete", "secrets"),
         ("patch", "secret/demo-key"),
-        ("create", "roles.rbac.authorization.k8s.io"), ("list", "nodes"), ("list", "namespaces"),
-        ("get", "customresourcedefinitions.apiextensions.k8s.io"),
+        ("create", "roles.rbac.authorization.k8s.io"), ("list", "nodes"), ("create", "namespaces"),
+        ("patch", "customresourcedefinitions.apiextensions.k8s.io"),
     ):  # fmt: skip
         assert not can(api_server, "rights", user, verb, what), f"{verb} {what}"
     gateway = "system:serviceaccount:rights:sluice-gateway"

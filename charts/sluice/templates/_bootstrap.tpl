@@ -13,9 +13,11 @@ dynamic_resources:
       - envoy_grpc: {cluster_name: sluice-operator}
   cds_config: {ads: {}, resource_api_version: V3}
   lds_config: {ads: {}, resource_api_version: V3}
-# Weights travel in this layer. Its TTL is what sends traffic back to stable when the operator is gone.
 layered_runtime:
   layers:
+    - name: limits
+      static_layer: {re2.max_program_size.error_level: 1000000}
+    # Weights travel in this layer. Its TTL is what sends traffic back to stable when the operator is gone.
     - name: sluice
       rtds_layer:
         name: sluice
