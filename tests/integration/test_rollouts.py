@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import time
 
@@ -203,3 +204,33 @@ async def test_the_operator_ends_in_peace_on_sigterm(world: World) -> None:
     assert await world.kill_operator(signal.SIGTERM) == 0
     assert "Traceback" not in world.log()
     assert "key-of-demo" not in world.log()
+
+
+async def test_a_rollback_needs_no_api_server(world: World) -> None:
+    """The gateway is told first; the status follows when it can."""
+    await world.serve("a")
+    b = await world.serve("b")
+    await world.apply(policy_manifest("m", "a", contract=PARIS))
+    await world.wait_condition(POLICY, "m", "Ready")
+    async with Load(world, "m") as load:
+        told = policy_manifest("m", "a", contract=PARIS, rollout=rollout("b", 50, seconds=300))
+        await world.apply(told)
+        await in_phase(world, "m", "Step")
+        await asyncio.sleep(1)
+        assert not load.failures
+        with world.server_stopped():
+            await world.script(b, text="Rome.")
+
+            async def bad() -> bool:
+                return bool(load.failures)
+
+            await until("the first bad answer", bad)
+            await asyncio.sleep(0.5)
+            num_bad, sent = len(load.failures), len(load.statuses)
+
+            async def more() -> bool:
+                return len(load.statuses) > sent + 40
+
+            await until("traffic", more)
+            assert len(load.failures) == num_bad <= 4, load.failures
+        assert (await in_phase(world, "m", "RolledBack"))["weight"] == 0

@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -229,6 +229,24 @@ class World:
         )
         await self.pod_status(name, status)
         return name
+
+    async def script(self, pod: PlayedPod, **script: Any) -> None:
+        """Changes what the stand-in answers from now on."""
+        token = (self.directory / "admin-token").read_text()
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as http:
+            answer = await http.put(f"http://127.0.0.1:{pod.admin_port}/v1/script", json=script)
+            assert answer.status == 200, await answer.text()
+
+    @contextlib.contextmanager
+    def server_stopped(self) -> Iterator[None]:
+        """The API server answers nobody, as in a partition."""
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        [pid] = [int(c) for c in children if Path(f"/proc/{c}/comm").read_text().startswith("kube-apiserver")]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
 
     async def pod_status(self, name: str, status: Object) -> None:
         await self.kube.patch_status(POD, self.namespace, name, status)
