@@ -99,15 +99,13 @@ def _admin_cluster(admin: tuple[str, int]) -> dict[str, Any]:
 
 
 def _ops_listener(port: int) -> dict[str, Any]:
+    def route(path: str, rewritten: str) -> dict[str, Any]:
+        only_get = [{"name": ":method", "string_match": {"exact": "GET"}}]
+        target = {"cluster": ADMIN_CLUSTER, "prefix_rewrite": rewritten}
+        return {"match": {"path": path, "headers": only_get}, "route": target}
+
+    routes = [route("/readyz", "/ready"), route("/metrics", "/stats/prometheus")]
     prefix = "type.googleapis.com/envoy.extensions.filters"
-    only_get = {"headers": [{"name": ":method", "string_match": {"exact": "GET"}}]}
-    routes = [
-        {
-            "match": {"path": path, **only_get},
-            "route": {"cluster": ADMIN_CLUSTER, "prefix_rewrite": rewritten},
-        }
-        for path, rewritten in (("/readyz", "/ready"), ("/metrics", "/stats/prometheus"))
-    ]
     router = {"@type": f"{prefix}.http.router.v3.Router"}
     manager = {
         "@type": f"{prefix}.network.http_connection_manager.v3.HttpConnectionManager",

@@ -125,8 +125,8 @@ def _put(key: str, value: str, action: int = OVERWRITE) -> dict[str, Any]:
 def _context() -> list[dict[str, Any]]:
     """Claims as context, one value each, before they are checked.
 
-    Of a header that was sent twice a matcher may take the other value: a check of what the client sent would let
-    through a value that nobody checked.
+    Of a header that was sent twice a matcher may take the other value: a check of what the client sent would
+    let through a value that nobody checked.
     """
     return [
         _put("x-sluice-tenant", f"%DYNAMIC_METADATA({METADATA}:tenant)%"),
