@@ -43,20 +43,11 @@ def policies_view(policies: Sequence[RoutePolicy], now: datetime, namespace: str
 
 
 def policy_view(policy: RoutePolicy, now: datetime) -> RenderableType:
-    """A line on the policy as a whole, and a table of its rules."""
+    """A line on the policy as a whole, a table of its rules, and what can be said of rollouts under way."""
     table = Table(show_lines=False, pad_edge=False, box=None, header_style="bold")
-    for name in (
-        "RULE",
-        "PHASE",
-        "WEIGHT",
-        "TARGET",
-        "CANDIDATE",
-        "SAMPLES",
-        "FOR",
-        "EVIDENCE",
-        "WHY IT WAITS",
-    ):
+    for name in ("RULE", "PHASE", "WEIGHT", "TARGET", "CANDIDATE", "SAMPLES", "FOR"):
         table.add_column(name, overflow="fold")
+    notes: list[Text] = []
     seen = {status.name: status for status in policy.status.rules}
     for rule in policy.spec.rules:
         status = seen.get(rule.name, RuleStatus(name=rule.name))
@@ -68,10 +59,14 @@ def policy_view(policy: RoutePolicy, now: datetime) -> RenderableType:
             Text(candidate(rule)),
             Text(samples(rule, status)),
             Text(since(status.stage_since, now)),
-            Text("\n".join(evidence(guard) for guard in status.guards)),
-            Text(HELD.get(status.held, status.held)),
         )
-    return Group(headline(policy), table, Text(""))
+        if status.held:
+            notes.append(Text(f"{rule.name} waits: {HELD.get(status.held, status.held)}", style="yellow"))
+        if status.guards:
+            notes.append(
+                Text(f"{rule.name} evidence: " + "; ".join(evidence(guard) for guard in status.guards))
+            )
+    return Group(headline(policy), table, *notes, Text(""))
 
 
 def headline(policy: RoutePolicy) -> Text:
@@ -140,15 +135,14 @@ def samples(rule: Rule, status: RuleStatus) -> str:
 
 
 def evidence(guard: GuardStatus) -> str:
-    """Bad events of both arms, and what a bet that the candidate is worse would have made of 1."""
+    """Bad events of candidate and stable, and what a bet on the candidate being worse made of 1."""
     wealth = [float(value) for value in guard.log_wealth]
-    bad = guard.num_bad_candidate
-    line = f"{guard.name}: {bad} of {bad + guard.num_bad_stable} bad"
+    line = f"{guard.name} {guard.num_bad_candidate}:{guard.num_bad_stable} bad"
     if not wealth:
         return line
     highest = max(wealth)
     mean = highest + math.log(sum(math.exp(value - highest) for value in wealth) / len(wealth))
-    return f"{line}, ×{math.exp(min(mean, 20)):.3g}"
+    return f"{line} ×{math.exp(min(mean, 20)):.3g}"
 
 
 def since(start: str, now: datetime) -> str:
@@ -160,6 +154,11 @@ def since(start: str, now: datetime) -> str:
         if seconds >= 2 * size:
             return f"{seconds // size}{unit}"
     return f"{seconds}s"
+
+
+def clock(time: str) -> str:
+    """An RFC 3339 time to the second."""
+    return datetime.fromisoformat(time).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def history_table(policy: RoutePolicy, rule: str = "") -> RenderableType:
@@ -179,7 +178,7 @@ def history_table(policy: RoutePolicy, rule: str = "") -> RenderableType:
         step = f" {line.step + 1}" if line.step is not None and line.phase is Phase.STEP else ""
         style = STYLES[line.phase]
         table.add_row(
-            Text(line.time),
+            Text(clock(line.time)),
             Text(name),
             Text(line.phase.value + step, style=style),
             Text(line.reason),

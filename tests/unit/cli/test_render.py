@@ -80,10 +80,9 @@ def test_a_step() -> None:
             ],
         )
     )
-    assert row(shown) == (
-        "chat Step 1/2 25 % old new 7/10 5m TTFT/p95: 1 of 4 bad, ×1"
-        " no requests were judged: it waits for traffic"
-    )
+    assert row(shown) == "chat Step 1/2 25 % old new 7/10 5m"
+    assert row(shown, "chat waits") == "chat waits: no requests were judged: it waits for traffic"
+    assert row(shown, "chat evidence") == "chat evidence: TTFT/p95 1:3 bad ×1"
     assert row(shown, "rest") == "rest Stable refusal 403"
 
 
@@ -94,7 +93,7 @@ def test_a_shadow() -> None:
 
 
 def test_a_reason_that_this_version_does_not_know_is_shown_as_it_is() -> None:
-    assert row(policy(rule(phase="Step", held="SomethingNew"))).endswith("SomethingNew")
+    assert row(policy(rule(phase="Step", held="SomethingNew")), "chat waits").endswith("SomethingNew")
 
 
 def test_a_refused_edit() -> None:
@@ -128,7 +127,7 @@ def test_history_in_order_and_as_it_is() -> None:
         },
     ]
     shown = text(history_table(policy(rule(history=lines)))).splitlines()
-    assert shown[1].split() == ["2026-03-01T11:00:00Z", "chat", "Step", "1", "Begun", "[red]25", "%[/red]"]
+    assert shown[1].split() == ["2026-03-01", "11:00:00", "chat", "Step", "1", "Begun", "[red]25", "%[/red]"]
     assert "RolledBack" in shown[2]
     assert "Nothing has happened" in text(history_table(policy()))
 
