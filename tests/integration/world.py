@@ -78,6 +78,8 @@ class World:
     pods: list[PlayedPod] = field(default_factory=list)
     key: str = "key-of-demo"
     num_pods: int = 0
+    kubeconfig: Path | None = None
+    """Whose permissions the operator has; None: all."""
 
     # Processes
 
@@ -97,7 +99,7 @@ class World:
             "-m",
             "sluice_operator",
             *(f"--{k}={v}" for k, v in flags.items()),
-            env={**os.environ, "KUBECONFIG": str(self.server.kubeconfig)},
+            env={**os.environ, "KUBECONFIG": str(self.kubeconfig or self.server.kubeconfig)},
             stdout=log,
             stderr=log,
         )

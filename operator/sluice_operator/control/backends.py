@@ -51,7 +51,11 @@ class Backends:
             return 0.01
         problem = await self._apply(backend) if not plan.problems(backend) else None
         await self._tell(backend, problem)
-        return 1.0 if problem is not None else None
+        if problem is not None:
+            return 1.0
+        # Only time shows that a pod waits too long, and nothing tells.
+        creating = any(p.creating for p in self._ctx.cache.backend_pods(*name))
+        return 5.0 if creating else None
 
     async def _finalizers(self, backend: InferenceBackend, finalizers: tuple[str, ...]) -> None:
         meta = backend.metadata
@@ -165,6 +169,7 @@ class Backends:
             gateway=ctx.ads.num_gateways > 0,
             acked=cluster in acked,
             problem=problem,
+            now=stamp(),
         )
         told = status(backend, seen, stamp())
         if not changed(backend.status, told):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from ..api.backend import Identity, InferenceBackend, InferenceBackendStatus
 from . import backend as plan
@@ -33,6 +34,10 @@ _PULL_REASONS = (
 )
 
 
+CREATING_S = 30
+"""How long a pod may wait for its volumes before a person is told."""
+
+
 @dataclass(frozen=True)
 class PodState:
     """A pod together with what its admin stream tells."""
@@ -52,6 +57,8 @@ class Seen:
     """Whether a gateway is connected."""
     acked: bool = False
     """Whether the gateway has acknowledged the backend's cluster."""
+    now: str = ""
+    """RFC 3339; only for what has lasted too long."""
     problem: Problem | None = None
     """What kept the operator from applying the objects, such as a name in use."""
 
@@ -142,12 +149,32 @@ def _unschedulable(seen: Seen, digest: str) -> Problem | None:
     return None
 
 
+def _mounting(seen: Seen, digest: str) -> Problem | None:
+    for state in live(seen.pods):
+        if state.pod.creating and seen.now and _seconds(state.pod.created, seen.now) > CREATING_S:
+            return Problem(
+                "ContainerCreating",
+                f"pod {state.pod.name} on node {state.pod.node} has waited for its volumes for more than "
+                f"{CREATING_S} s; see that what spec.model names exists there (directory, claim, token "
+                "Secret), and "
+                f"`kubectl describe pod {state.pod.name}`",
+            )
+    return None
+
+
+def _seconds(since: str, now: str) -> float:
+    if not since:
+        return 0.0
+    return (datetime.fromisoformat(now) - datetime.fromisoformat(since)).total_seconds()
+
+
 _RULES: tuple[Callable[[Seen, str], Problem | None], ...] = (
     _model_failure,
     _mismatch,
     _image,
     _crash,
     _unschedulable,
+    _mounting,
 )
 
 

@@ -40,6 +40,8 @@ class PodView:
     waiting: str = ""
     """Reason why a container is not running yet, such as ImagePullBackOff."""
     waiting_message: str = ""
+    creating: bool = False
+    """On a node, but its volumes or its sandbox are not there yet."""
     failure_reason: str = ""
     """Typed reason from the runtime's termination message, else the kubelet's, such as OOMKilled."""
     failure_message: str = ""
@@ -79,8 +81,11 @@ def _termination(state: Mapping[str, Any]) -> tuple[str, str, int]:
 
 
 def _container_state(statuses: list[Mapping[str, Any]]) -> dict[str, Any]:
-    seen: dict[str, Any] = {"restarts": 0}
+    seen: dict[str, Any] = {"restarts": 0, "creating": False}
     for status in statuses:
+        seen["creating"] |= ((status.get("state") or {}).get("waiting") or {}).get(
+            "reason"
+        ) == "ContainerCreating"
         seen["restarts"] += status.get("restartCount", 0)
         waiting = (status.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") not in (None, "", "ContainerCreating", "PodInitializing"):

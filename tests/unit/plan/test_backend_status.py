@@ -100,6 +100,16 @@ def test_one_ready_and_one_that_does_not_fit_is_ready_and_says_why() -> None:
     assert "nvidia.com/gpu" in find(told.conditions, "Stalled").message  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(
+    ("now", "reason"), [("2026-11-30T07:00:10Z", "PodsNotReady"), (NOW, "ContainerCreating")]
+)
+def test_a_pod_that_waits_long_for_its_volumes_is_told(now: str, reason: str) -> None:
+    seen = Seen((pod(digest="", ready=False, creating=True, node="n1"),), now=now)
+    ready = find(status(backend(), seen, now).conditions, "Ready")
+    assert ready is not None
+    assert ready.reason == reason
+
+
 def test_scaled_to_zero_is_said() -> None:
     assert find(status(backend(replicas=0), Seen(), NOW).conditions, "Ready").reason == "ScaledToZero"  # type: ignore[union-attr]
 
