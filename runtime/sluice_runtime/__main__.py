@@ -41,6 +41,10 @@ def load(spec: BackendSpec, device: str) -> tuple[EnginePort, Identity]:
     from sluice_runtime.engine.types import EngineConfig
 
     source, settings = spec.model, spec.engine
+    if device == "auto":
+        import torch
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     model = models.load(
         models.ModelSource(
             path=Path(source.path) if source.path is not None else None,
@@ -72,7 +76,11 @@ def load(spec: BackendSpec, device: str) -> tuple[EnginePort, Identity]:
 
 def main(argv: list[str] | None = None) -> int:
     parser = launch.parser("python -m sluice_runtime", DESCRIPTION, EPILOG)
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N; default %(default)s")
+    parser.add_argument(
+        "--device",
+        default="auto",
+        help="auto (CUDA where there is one), cpu, cuda or cuda:N; default %(default)s",
+    )
     options: argparse.Namespace = parser.parse_args(argv)
     return launch.run(options, lambda spec: launch.Started(lambda: load(spec, options.device)))
 

@@ -149,6 +149,7 @@ class DataEndpoint:
         finally:
             if accepted is not None:
                 accepted.engine.cancel(exchange.id)
+                await _close(accepted.chunks)
 
     async def _accept(self, exchange: Exchange, body: bytes) -> Accepted:
         """Everything that can refuse a request, up to its place in the engine's queue."""
@@ -233,6 +234,13 @@ async def _encode(engine: EnginePort, request: Request) -> list[int]:
     if not ids:
         raise errors.bad_request("The prompt has no tokens.", "prompt", "invalid_value")
     return ids
+
+
+async def _close(chunks: AsyncIterator[OutputChunk]) -> None:
+    """End an engine's stream now rather than when it is collected as garbage."""
+    aclose = getattr(chunks, "aclose", None)
+    if aclose is not None:
+        await aclose()
 
 
 async def _until_disconnect(receive: Receive) -> None:

@@ -67,8 +67,8 @@ class Process:
     api: httpx.AsyncClient
     admin: httpx.AsyncClient
 
-    async def log(self, message: str) -> dict[str, Any]:
-        return await _log(self.process, self.lines, message)
+    async def log(self, message: str, seconds: float = 60) -> dict[str, Any]:
+        return await _log(self.process, self.lines, message, seconds)
 
 
 async def _log(

@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from sluice_runtime.engine.types import FinishReason, OutputChunk, PositionLogprobs, TokenLogprob
+from sluice_runtime.server import _Protocol
 from unit.runtime.server.support import (
     CHAT,
     COMPLETIONS,
@@ -233,6 +234,24 @@ async def test_a_client_that_leaves_is_cancelled(pod: Pod, stream: bool, after_f
     assert len(pod.records()) == 1
 
 
+async def test_tokens_do_not_wait_for_acknowledgements(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_delay = []
+    made = _Protocol.connection_made
+
+    def connection_made(self: _Protocol, transport: asyncio.Transport) -> None:
+        sock = transport.get_extra_info("socket")
+        no_delay.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        made(self, transport)
+
+    monkeypatch.setattr(_Protocol, "connection_made", connection_made)
+    async with raw_client(pod) as raw:
+        pod.engine.auto = ["x"]
+        await raw.send(chat_body())
+        await raw.until(b"200 OK")
+    assert no_delay
+    assert all(no_delay)
+
+
 async def test_a_client_that_leaves_in_its_own_body(pod: Pod) -> None:
     async with raw_client(pod) as raw:
         head = "".join(f"{k}: {v}\r\n" for k, v in route_headers().items())
@@ -291,7 +310,11 @@ async def test_a_broken_engine_iterator_is_a_500(pod: Pod) -> None:
     assert generation.cancelled.is_set()
 
 
-async def test_a_slow_reader_is_dropped_and_its_memory_bounded(tmp_path: Path) -> None:
+async def test_a_slow_reader_is_dropped_and_its_memory_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = asyncio.Event()
+    monkeypatch.setattr("sluice_runtime.server._Protocol.connection_lost", lambda *_: lost.set())
     async with running_pod(tmp_path, slow_reader_s=0.3) as pod, raw_client(pod, receive_buffer=4096) as raw:
         await raw.send(chat_body(stream=True))
         generation: Generation = await pod.engine.next()
@@ -302,9 +325,33 @@ async def test_a_slow_reader_is_dropped_and_its_memory_bounded(tmp_path: Path) -
         assert (record["outcome"], record["status"]) == ("cancelled", 499)
         assert generation.chunks.qsize() > 0  # it was not read ahead of its reader
         assert pod.runtime.running == {}
-        # The connection was reset, not kept until the reader comes back.
-        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-            await soon(raw.reader.readexactly(40_000_000))
+        # Its connection is gone although it never took what was written to it.
+        await soon(lost.wait())
+
+
+async def test_everything_is_counted_exactly_once(pod: Pod) -> None:
+    pod.engine.auto = ["a", "b"]
+    for stream in (True, False):
+        await pod.post(chat_body(stream=stream))
+    await pod.post(chat_body(n=3))
+    pod.engine.auto = None
+    async with raw_client(pod) as raw:
+        await raw.send(chat_body(stream=True))
+        await pod.engine.next()
+        await pod.engine.next()
+        generation = await pod.engine.next()
+        generation.token("x")
+        await raw.until(b"x")
+    await soon(generation.cancelled.wait())
+    pod.engine.auto = ["last"]
+    await pod.post(chat_body(), headers={**route_headers(), "x-request-id": "last"})
+    records = pod.records()
+    assert [r["outcome"] for r in records] == ["ok", "ok", "rejected", "cancelled", "ok"]
+    assert records[-1]["request_id"] == "last"
+    metrics = pod.runtime.metrics.render().decode()
+    assert metrics.count("sluice_requests_total{") == 3
+    route = 'arm="candidate",mirror="false",policy="prod/assistant",rule="default"'
+    assert f"sluice_output_tokens_total{{{route}}} 6.0" in metrics
 
 
 async def test_a_request_keeps_the_configuration_it_started_with(pod: Pod) -> None:
