@@ -349,6 +349,8 @@ class App:
         """A push has arrived everywhere (or not, for seconds): statuses may say so, rollouts may go on."""
         if self.ctx.router.settled:
             self.ctx.book.warm = True
+            for entry in self.ctx.book.entries.values():
+                entry.in_force = entry.accepted
         if self._started:
             self._arrived.set()
             self._all_dirty()

@@ -46,6 +46,8 @@ class Entry:
     news: list[tuple[str, Transition]] = field(default_factory=list)
     urgent: bool = True
     written: float = 0.0
+    in_force: int = 0
+    """Generation that every gateway has had; a later push of weights or endpoints takes nothing from that."""
     kept: int = 0
     """Generation of the newest ControllerRevision."""
 

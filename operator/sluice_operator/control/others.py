@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from ..api import CacheScope, Tenant
+from collections.abc import Sequence
+
+from ..api import CacheScope, Condition, Tenant
 from ..api.cachescope import CacheScopeStatus
 from ..api.tenant import TenantStatus
 from ..kube.client import SCOPE, TENANT
 from ..plan import tenants as plan_tenants
 from ..plan.arms import candidate_arm, stable_arm
+from ..plan.conditions import find
 from ..plan.policy_status import simple
 from . import secrets
 from .cache import Broken, Name
@@ -58,7 +61,14 @@ class Others:
                     )
                     if why:
                         return f"policy {entry.name}, rule {rule.name}: {why}"
-        return "" if self._ctx.router.settled else "the gateway has not acknowledged the routes yet"
+        settled = self._settled(scope.status.conditions, scope.metadata.generation)
+        return "" if settled else "the gateway has not acknowledged the routes yet"
+
+    def _settled(self, conditions: Sequence[Condition], generation: int) -> bool:
+        """Whether every gateway has, or had, this generation: later pushes take nothing from that."""
+        ready = find(conditions, "Ready")
+        before = ready is not None and ready.status == "True" and ready.observed_generation == generation
+        return self._ctx.router.settled or (before and self._ctx.ads.num_gateways > 0)
 
     async def tenant(self, name: Name) -> None:
         ctx, tenant = self._ctx, self._ctx.cache.tenants.get(name)
@@ -68,7 +78,8 @@ class Others:
             await tell_broken(ctx, TENANT, tenant)
             return
         meta = tenant.metadata
-        waiting = "" if ctx.router.settled else "the gateway has not acknowledged its keys yet"
+        settled = self._settled(tenant.status.conditions, meta.generation)
+        waiting = "" if settled else "the gateway has not acknowledged its keys yet"
         told = TenantStatus(
             observed_generation=meta.generation,
             conditions=simple(

@@ -123,7 +123,7 @@ class Policies:
             waiting=waiting,
             unserved=unserved,
             quarantined=self._ctx.ads.quarantined.get(f"policy/{entry.key}", ""),
-            gateway=router.settled,
+            gateway=self._ctx.ads.num_gateways > 0 and entry.in_force == entry.accepted,
         )
 
     async def _news(self, policy: RoutePolicy, entry: Entry) -> None:
