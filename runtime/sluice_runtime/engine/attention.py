@@ -19,13 +19,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from transformers import AttentionInterface
 
 IMPLEMENTATION = "sluice_paged"
 _IGNORABLE = frozenset(
     {"dropout", "position_ids", "use_cache", "is_causal", "output_attentions", "output_hidden_states"}
 )
+
+
+# Queries of a prefill that are computed at once; 64 to 128 were the fastest here, 256 half as fast.
+_TILE = 128
 
 
 class UnsupportedAttention(Exception):
@@ -36,8 +39,8 @@ class UnsupportedAttention(Exception):
 class DecodeBucket:
     """Requests with one query each and similar context lengths: rows `first` to `first + size` of the batch.
 
-    `blocks` [size * width] are their block tables, padded to one width. `bias` [size, 1, 1, width *
-    block_size] is 0 on their keys and -inf on padding.
+    `blocks` [size * width] are their block tables, padded to one width. `bias` [size, 1, width * block_size]
+    is 0 on their keys and -inf on padding.
     """
 
     first: int
@@ -52,18 +55,13 @@ class DecodeBucket:
 class PrefillSpan:
     """One request with several queries: rows `first` to `first + num_queries`, positions from `start`.
 
-    `blocks` covers its context. `bias` [num_queries, start + num_queries] is causal; None when `start` is 0.
+    `blocks` covers its context.
     """
 
     first: int
     num_queries: int
     start: int
     blocks: Tensor
-    bias: Tensor | None
-
-    @property
-    def context_len(self) -> int:
-        return self.start + self.num_queries
 
 
 @dataclass
@@ -72,6 +70,7 @@ class PagedBatch:
     what."""
 
     slots: Tensor
+    only_slot: int | None
     decodes: Sequence[DecodeBucket]
     prefills: Sequence[PrefillSpan]
     max_queries: int
@@ -88,7 +87,10 @@ class PagedCache:
     """KV of all requests: one tensor of keys and one of values for each layer, allocated once.
 
     Stands in for transformers' Cache: models call `update`, which writes the new KV into its slots and
-    returns it.
+    returns it. On a CPU the memory is laid out by KV head, so that what attention gathers is ready for a
+    batched product (measured here at 32 requests of 320 tokens: 1.0 ms against 5.6 ms); on CUDA by block, as
+    its kernel wants. `keys` and `values` are [blocks, block_size, kv_heads, dim] either way, `keys_by_head`
+    and `values_by_head` the same memory as [kv_heads, blocks, block_size, dim].
     """
 
     def __init__(
@@ -101,21 +103,30 @@ class PagedCache:
     ) -> None:
         """`shapes`: for each layer KV heads, key dim, value dim."""
         self.num_blocks, self.block_size = num_blocks, block_size
-        self.keys = [
-            torch.zeros(num_blocks, block_size, h, k, dtype=dtype, device=device) for h, k, _ in shapes
-        ]
-        self.values = [
-            torch.zeros(num_blocks, block_size, h, v, dtype=dtype, device=device) for h, _, v in shapes
-        ]
-        self._flat_keys = [t.view(num_blocks * block_size, *t.shape[2:]) for t in self.keys]
-        self._flat_values = [t.view(num_blocks * block_size, *t.shape[2:]) for t in self.values]
+
+        def allocate(heads: int, dim: int) -> tuple[Tensor, Tensor]:
+            if device == "cpu":
+                by_head = torch.zeros(heads, num_blocks, block_size, dim, dtype=dtype)
+                return by_head.permute(1, 2, 0, 3), by_head
+            by_block = torch.zeros(num_blocks, block_size, heads, dim, dtype=dtype, device=device)
+            return by_block, by_block.permute(2, 0, 1, 3)
+
+        keys = [allocate(heads, key_dim) for heads, key_dim, _ in shapes]
+        values = [allocate(heads, value_dim) for heads, _, value_dim in shapes]
+        self.keys, self.keys_by_head = [k for k, _ in keys], [k for _, k in keys]
+        self.values, self.values_by_head = [v for v, _ in values], [v for _, v in values]
+        self._key_slots = [k.flatten(1, 2) for k in self.keys_by_head]
+        self._value_slots = [v.flatten(1, 2) for v in self.values_by_head]
         self.batch: PagedBatch | None = None
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         batch = self.batch
         assert batch is not None, "update outside a step"
-        self._flat_keys[layer_idx].index_copy_(0, batch.slots, key[0].transpose(0, 1))
-        self._flat_values[layer_idx].index_copy_(0, batch.slots, value[0].transpose(0, 1))
+        for slots, new in ((self._key_slots[layer_idx], key[0]), (self._value_slots[layer_idx], value[0])):
+            if batch.only_slot is None:
+                slots.index_copy_(1, batch.slots, new)
+            else:
+                slots[:, batch.only_slot].copy_(new[:, 0])
         return key, value
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -201,7 +212,7 @@ def select_kernel(query: Tensor, options: AttentionOptions) -> Kernel:
         and _varlen_attn() is not None
     ):
         return _varlen_cuda
-    return _sdpa
+    return _matmul
 
 
 def oracle(
@@ -237,54 +248,78 @@ def oracle(
     return out
 
 
-def _sdpa(
+def _matmul(
     query: Tensor, key: Tensor, value: Tensor, cache: PagedCache, layer: int, options: AttentionOptions
 ) -> Tensor:
-    """torch's `scaled_dot_product_attention`: one call for a bucket of decodes, one for each prefill."""
+    """Batched products over gathered pages: one pair for a bucket of decodes, one for each tile of a prefill.
+
+    Two to five times as fast as torch's flash attention on a CPU in bfloat16, whose products do not use its
+    matrix instructions well. Scores are rounded to the model's dtype, as in transformers' own eager
+    attention.
+    """
     batch = cache.batch
     assert batch is not None
     num_heads, kv_heads, value_dim = query.shape[1], key.shape[1], value.shape[3]
-    groups = num_heads // kv_heads
     out = query.new_empty(query.shape[2], num_heads, value_dim)
+    # The query heads of a KV head stand where a sequence would: no key is copied for grouped heads.
+    groups, num_tokens = num_heads // kv_heads, query.shape[2]
+    grouped = (query[0] * options.scaling).view(kv_heads, groups, num_tokens, -1)
+    attended = out.view(num_tokens, kv_heads, groups, value_dim)
     for bucket in batch.decodes:
-        k = _gather(cache.keys[layer], bucket.blocks, "k", batch).view(
-            bucket.size, -1, kv_heads, key.shape[3]
-        )
-        v = _gather(cache.values[layer], bucket.blocks, "v", batch).view(bucket.size, -1, kv_heads, value_dim)
         rows = slice(bucket.first, bucket.first + bucket.size)
-        # The query heads of a KV head stand where a sequence would: no key is copied for grouped heads.
-        q = query[0, :, rows].transpose(0, 1).reshape(bucket.size, kv_heads, groups, -1)
-        attended = functional.scaled_dot_product_attention(
-            q, k.transpose(1, 2), v.transpose(1, 2), attn_mask=bucket.bias, scale=options.scaling
+        k = _gather(cache.keys_by_head[layer], bucket.blocks, "k", batch).view(
+            kv_heads * bucket.size, -1, key.shape[3]
         )
-        out[rows] = attended.reshape(bucket.size, num_heads, value_dim)
+        v = _gather(cache.values_by_head[layer], bucket.blocks, "v", batch).view(
+            kv_heads * bucket.size, -1, value_dim
+        )
+        q = grouped[:, :, rows].transpose(1, 2).flatten(0, 1)
+        scores = torch.bmm(q, k.transpose(1, 2)).view(kv_heads, bucket.size, groups, -1).add_(bucket.bias)
+        product = torch.bmm(scores.softmax(dim=-1).flatten(0, 1), v)
+        attended[rows] = product.view(kv_heads, bucket.size, groups, -1).transpose(0, 1)
     for span in batch.prefills:
         rows = slice(span.first, span.first + span.num_queries)
         if span.start == 0:
-            k, v = key[:, :, rows], value[:, :, rows]
+            k, v = key[0, :, rows], value[0, :, rows]
         else:
-            k = _gather(cache.keys[layer], span.blocks, "k", batch).flatten(0, 1)[: span.context_len]
-            v = _gather(cache.values[layer], span.blocks, "v", batch).flatten(0, 1)[: span.context_len]
-            k, v = k.transpose(0, 1).unsqueeze(0), v.transpose(0, 1).unsqueeze(0)
-        attended = functional.scaled_dot_product_attention(
-            query[:, :, rows],
-            k,
-            v,
-            attn_mask=span.bias,
-            is_causal=span.bias is None,
-            scale=options.scaling,
-            enable_gqa=groups > 1,
-        )
-        out[rows] = attended[0].transpose(0, 1)
+            k = _gather(cache.keys_by_head[layer], span.blocks, "k", batch).flatten(1, 2)
+            v = _gather(cache.values_by_head[layer], span.blocks, "v", batch).flatten(1, 2)
+        _prefill(grouped[:, :, rows], k, v, span.start, attended[rows], batch)
     return out
 
 
+def _prefill(q: Tensor, k: Tensor, v: Tensor, start: int, out: Tensor, batch: PagedBatch) -> None:
+    """Causal attention of q [kv_heads, groups, queries, dim], tile by tile: scores stay in the processor's
+    cache, and only a tile's own square needs a mask.
+
+        keys      0 ···· start ··· | tile |
+        queries   i  [ all visible | ◣    ]
+    """
+    kv_heads, groups, num_queries, _ = q.shape
+    hidden = batch.scratch.get("hidden")
+    if hidden is None:
+        square = torch.full((_TILE, _TILE), float("-inf"), dtype=q.dtype, device=q.device)
+        hidden = batch.scratch["hidden"] = square.triu_(1)
+    for i in range(0, num_queries, _TILE):
+        size = min(_TILE, num_queries - i)
+        context = start + i + size
+        tile = q[:, :, i : i + size].flatten(1, 2)
+        scores = torch.bmm(tile, k[:, :context].transpose(1, 2)).view(kv_heads, groups, size, context)
+        scores[..., context - size :] += hidden[:size, :size]
+        product = torch.bmm(scores.softmax(dim=-1).flatten(1, 2), v[:, :context])
+        out[i : i + size] = product.view(kv_heads, groups, size, -1).permute(2, 0, 1, 3)
+
+
 def _gather(pages: Tensor, blocks: Tensor, name: str, batch: PagedBatch) -> Tensor:
-    """`pages[blocks]` into memory that is kept between steps: fresh pages would cost more than the copy."""
+    """`pages[:, blocks]` into memory that is kept between steps: fresh memory would cost more than the
+    copy."""
+    num_heads, _, block_size, dim = pages.shape
+    num_values = num_heads * len(blocks) * block_size * dim
     scratch = batch.scratch.get(name)
-    if scratch is None or scratch.shape[0] < len(blocks) or scratch.shape[1:] != pages.shape[1:]:
-        scratch = batch.scratch[name] = pages.new_empty(len(blocks) + 64, *pages.shape[1:])
-    return torch.index_select(pages, 0, blocks, out=scratch[: len(blocks)])
+    if scratch is None or scratch.numel() < num_values:
+        scratch = batch.scratch[name] = pages.new_empty(num_values * 5 // 4)
+    gathered = scratch[:num_values].view(num_heads, len(blocks), block_size, dim)
+    return torch.index_select(pages, 1, blocks, out=gathered)
 
 
 def _varlen_attn() -> Any:
@@ -302,7 +337,7 @@ def _varlen_cuda(
     batch = cache.batch
     assert batch is not None
     if cache.block_size % 256 or batch.block_tables is None:
-        return _sdpa(query, key, value, cache, layer, options)
+        return _matmul(query, key, value, cache, layer, options)
     attended = _varlen_attn()(
         query[0].transpose(0, 1),
         cache.keys[layer],
@@ -321,6 +356,6 @@ def _varlen_cuda(
     return attended
 
 
-KERNELS: dict[str, Kernel] = {"oracle": oracle, "sdpa": _sdpa, "varlen_cuda": _varlen_cuda}
+KERNELS: dict[str, Kernel] = {"oracle": oracle, "matmul": _matmul, "varlen_cuda": _varlen_cuda}
 
 AttentionInterface.register(IMPLEMENTATION, paged_attention)

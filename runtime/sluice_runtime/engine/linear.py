@@ -66,7 +66,7 @@ class Int8Linear(nn.Module):
 def pack_bfloat16(model: nn.Module) -> None:
     """Replace each bfloat16 `nn.Linear` on the CPU, where oneDNN has bfloat16; otherwise leave the model
     alone."""
-    if torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported():  # type: ignore[no-untyped-call]
         _replace(model, PackedLinear, torch.bfloat16)
 
 

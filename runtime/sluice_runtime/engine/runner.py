@@ -77,7 +77,8 @@ class ModelRunner:
         input_ids = self._tensor([t for c in ordered for t in c.token_ids])
         positions, slots, last_rows = self._positions(ordered)
         batch = PagedBatch(
-            slots,
+            self._tensor(slots),
+            slots[0] if len(slots) == 1 else None,
             self._decode_buckets(ordered[:num_decodes]),
             self._prefill_spans(ordered[num_decodes:], num_decodes),
             max_queries=max(len(c.token_ids) for c in ordered),
@@ -93,7 +94,7 @@ class ModelRunner:
         try:
             output = self.model(
                 input_ids=input_ids[None],
-                position_ids=positions[None],
+                position_ids=self._tensor(positions)[None],
                 cache=cache,
                 paged_cache=cache,
                 use_cache=True,
@@ -107,7 +108,7 @@ class ModelRunner:
     def _tensor(self, values: list[int], dtype: torch.dtype = torch.long) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=self.device)
 
-    def _positions(self, chunks: Sequence[ScheduledChunk]) -> tuple[Tensor, Tensor, list[int]]:
+    def _positions(self, chunks: Sequence[ScheduledChunk]) -> tuple[list[int], list[int], list[int]]:
         """For each token its position and its slot in the flat KV; for each chunk its last row."""
         positions: list[int] = []
         slots: list[int] = []
@@ -119,7 +120,7 @@ class ModelRunner:
             positions += at
             slots += [table[p // size] * size + p % size for p in at]
             last_rows.append(len(positions) - 1)
-        return self._tensor(positions), self._tensor(slots), last_rows
+        return positions, slots, last_rows
 
     def _decode_buckets(self, chunks: Sequence[ScheduledChunk]) -> list[DecodeBucket]:
         """Cut decodes, sorted by context length, into buckets of bounded padding."""
@@ -150,18 +151,14 @@ class ModelRunner:
         bias = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device).masked_fill_(
             hidden, float("-inf")
         )
-        return DecodeBucket(first, len(chunks), width, self._tensor(blocks), bias[:, None, None, :], lens)
+        return DecodeBucket(first, len(chunks), width, self._tensor(blocks), bias[:, None, :], lens)
 
     def _prefill_spans(self, chunks: Sequence[ScheduledChunk], first: int) -> list[PrefillSpan]:
         spans: list[PrefillSpan] = []
         for chunk in chunks:
             num_queries, context = len(chunk.token_ids), chunk.start + len(chunk.token_ids)
             blocks = self._tensor(chunk.block_table[: -(-context // self.block_size)])
-            bias = None
-            if chunk.start > 0:
-                bias = torch.full((num_queries, context), float("-inf"), dtype=self.dtype, device=self.device)
-                bias.triu_(chunk.start + 1)
-            spans.append(PrefillSpan(first, num_queries, chunk.start, blocks, bias))
+            spans.append(PrefillSpan(first, num_queries, chunk.start, blocks))
             first += num_queries
         return spans
 
