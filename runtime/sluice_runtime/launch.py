@@ -93,14 +93,14 @@ def parser(prog: str, description: str, epilog: str) -> argparse.ArgumentParser:
     p.add_argument(
         "--grace-seconds",
         type=float,
-        default=300.0,
+        default=115.0,
         metavar="S",
         help="after SIGTERM, how long streams may still run; default %(default)s",
     )
     p.add_argument(
         "--drain-seconds",
         type=float,
-        default=5.0,
+        default=1.0,
         metavar="S",
         help="after SIGTERM, how long new requests are still served, while routes move away; "
         "default %(default)s",

@@ -86,7 +86,7 @@ class Exchange:
         if self.caller.routed:
             self.runtime.evidence.append(
                 self.caller,
-                outcome="error",
+                outcome="ok" if self.caller.mirror else "error",  # a mirror goes on; a user's stream is cut
                 status=200,
                 timing=self.timing(),
                 tokens=self.tokens,

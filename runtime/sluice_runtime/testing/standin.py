@@ -42,12 +42,12 @@ _CHARS_PER_TOKEN = 4
 
 
 class Script(BaseModel):
-    """How the stand-in behaves. Times are medians; each request draws its own factor exp(sigma·N(0,1))."""
+    """How the stand-in behaves. Times are medians in seconds; each request draws its own factor exp(sigma·N(0,1))."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
-    ttft_s: Annotated[float, Field(ge=0)] = 0.02
-    tpot_s: Annotated[float, Field(ge=0)] = 0.002
+    ttft: Annotated[float, Field(ge=0)] = 0.02
+    tpot: Annotated[float, Field(ge=0)] = 0.002
     sigma: Annotated[float, Field(ge=0, le=5)] = 0.0
     seed: int = 0
     slow_rate: Rate = 0.0
@@ -82,7 +82,7 @@ class _Work:
         factor = math.exp(script.sigma * draw.gauss(0, 1)) if script.sigma else 1.0
         if draw.random() < script.slow_rate:
             factor *= script.slow_factor
-        self.ttft_s, self.tpot_s = script.ttft_s * factor, script.tpot_s * factor
+        self.ttft_s, self.tpot_s = script.ttft * factor, script.tpot * factor
         self.fails_after = script.error_after_tokens if draw.random() < script.error_rate else None
         text = script.bad_text if draw.random() < script.bad_rate else script.text
         self.pieces = [text[i : i + _CHARS_PER_TOKEN] for i in range(0, len(text), _CHARS_PER_TOKEN)] or [""]
@@ -257,7 +257,7 @@ instead of a model. backend.json is read for its name, identity and limits; noth
 EPILOG = """\
 The script (all fields optional; times are medians in seconds; shown with their defaults):
 
-  {"ttft_s": 0.02, "tpot_s": 0.002, "sigma": 0.0, "seed": 0,    each request's times × exp(sigma·N(0,1))
+  {"ttft": 0.02, "tpot": 0.002, "sigma": 0.0, "seed": 0,        each request's times × exp(sigma·N(0,1))
    "slow_rate": 0.0, "slow_factor": 10.0,                       a share of requests slower by a factor
    "error_rate": 0.0, "error_after_tokens": 0,                  a share of requests that fail, and when
    "text": "…", "bad_text": "forbidden", "bad_rate": 0.0,       the answer, and how often it is the other
@@ -265,7 +265,7 @@ The script (all fields optional; times are medians in seconds; shown with their 
 
 Change it at run time; fields that are left out stay as they are:
 
-  curl -X PUT localhost:9000/v1/script -H "Authorization: Bearer $TOKEN" -d '{"ttft_s": 0.5}' \\
+  curl -X PUT localhost:9000/v1/script -H "Authorization: Bearer $TOKEN" -d '{"ttft": 0.5}' \\
     -H 'content-type: application/json'
 """
 

@@ -107,7 +107,7 @@ async def started(module: str, *args: str) -> AsyncIterator[Process]:
 
 
 async def test_the_stand_in_is_a_pod_that_can_be_scripted(tmp_path: Path) -> None:
-    script = json.dumps({"ttft_s": 0.0, "tpot_s": 0.0, "text": "Paris, mostly."})
+    script = json.dumps({"ttft": 0.0, "tpot": 0.0, "text": "Paris, mostly."})
     async with started("sluice_runtime.standin", *arguments(tmp_path), "--script", script) as pod:
         await pod.log("ready")
         config = pod_config(contract=[check("no-bad", "MustNotMatch", pattern="forbidden")])
@@ -129,7 +129,7 @@ async def test_the_stand_in_is_a_pod_that_can_be_scripted(tmp_path: Path) -> Non
 
 
 async def test_sigterm_lets_streams_end_and_exits_with_0(tmp_path: Path) -> None:
-    script = json.dumps({"ttft_s": 0.0, "tpot_s": 0.05, "text": "word" * 20})
+    script = json.dumps({"ttft": 0.0, "tpot": 0.05, "text": "word" * 20})
     async with started("sluice_runtime.standin", *arguments(tmp_path), "--script", script) as pod:
         await pod.log("ready")
         await pod.admin.put("/v1/configs", json={"configs": [pod_config()]})
@@ -149,7 +149,7 @@ async def test_sigterm_lets_streams_end_and_exits_with_0(tmp_path: Path) -> None
 
 
 async def test_grace_is_bounded(tmp_path: Path) -> None:
-    script = json.dumps({"ttft_s": 0.0, "tpot_s": 60.0})
+    script = json.dumps({"ttft": 0.0, "tpot": 60.0})
     args = [*arguments(tmp_path), "--grace-seconds", "0.3", "--script", script]
     async with started("sluice_runtime.standin", *args) as pod:
         await pod.log("ready")
@@ -227,9 +227,9 @@ def test_help_teaches() -> None:
         assert done.returncode == 0
         assert "curl" in done.stdout
         assert "--insecure-no-credential" in done.stdout
-    done = run("sluice_runtime.standin", "--script", '{"ttft_s": -1}', termination=Path("/dev/null"))
+    done = run("sluice_runtime.standin", "--script", '{"ttft": -1}', termination=Path("/dev/null"))
     assert done.returncode == 2
-    assert "ttft_s" in done.stderr
+    assert "ttft" in done.stderr
 
 
 def test_the_server_needs_no_torch_and_no_operator() -> None:
