@@ -1,6 +1,7 @@
 """The admin port, on which the operator sends configurations and listens to evidence.
 
-Invariant: every path wants the admin token; a reader that is too slow costs its own connection, never memory.
+Invariant: every path wants the admin token; a reader that is too slow costs its own connection, never
+memory.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from sluice_runtime import logs
 from sluice_runtime.api import errors
 from sluice_runtime.api.app import HANDLERS
 from sluice_runtime.api.body import ClientLeft, read_body
-from sluice_runtime.api.data import ABORT
 from sluice_runtime.api.errors import ApiError, json_response
+from sluice_runtime.api.reply import ABORT
 from sluice_runtime.podconfig import MAX_CONFIGS
 from sluice_runtime.state import Runtime
 

@@ -1,4 +1,5 @@
 """/etc/sluice/backend.json: what this pod loads and how it runs; docs/contracts/backend.schema.json as a
+
 type.
 """
 

@@ -1,4 +1,5 @@
 """Who asks and by which route, from the gateway's headers; exists so that identity never comes from a
+
 request's body.
 
 Invariant: two requests get the same cache scope only if every field that their isolation names is equal and

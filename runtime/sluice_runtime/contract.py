@@ -1,8 +1,9 @@
 """Judges a model's answer against its rule's contract; exists because the pod alone sees the text, and only
+
 verdicts leave it.
 
-Invariant: what a stop in the middle (length cap, client gone, engine error) may have caused is never a *hard*
-violation; a forbidden pattern that stands in the text is one whatever happened after it.
+Invariant: what a stop in the middle (length cap, client gone, engine error) may have caused is never a
+*hard* violation; a forbidden pattern that stands in the text is one whatever happened after it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What the pod tells the operator about its requests: a bounded ring of records, followed by cursors.
 
 Invariant: memory depends on the ring's capacity alone. A follower holds one number, its cursor; one that is
-too slow finds a gap in `seq` instead of making anything grow. No text, user or conversation is ever in here.
+too slow finds a gap in `seq` instead of making anything grow. No text, user or conversation is ever in
+here.
 """
 
 from __future__ import annotations

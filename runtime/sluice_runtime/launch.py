@@ -1,4 +1,5 @@
 """What `python -m sluice_runtime` and its stand-in share: flags, secrets, signals, and how a failed start is
+
 reported.
 
 Invariant: a start that fails ends with exit code 3 and one JSON line, `{"reason": …, "message": …}`, in the

@@ -1,4 +1,5 @@
 """JSON lines on stderr. Invariant: only fields named by our own code are logged, never a body, a text or an
+
 exception's message.
 """
 

@@ -1,8 +1,8 @@
 """Prometheus metrics for people and alerts; gates live on evidence, not on these.
 
-Invariant: the number of series is bounded: labels are a held configuration's policy and rule, the arm and an
-outcome, at most `MAX_ROUTES` routes of them; never a tenant, a user, a model's text or anything else a client
-can make up.
+Invariant: the number of series is bounded: labels are a held configuration's policy and rule, the arm and
+an outcome, at most `MAX_ROUTES` routes of them; never a tenant, a user, a model's text or anything else a
+client can make up.
 """
 
 from __future__ import annotations

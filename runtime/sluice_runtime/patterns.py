@@ -1,4 +1,5 @@
 """Regular expressions from users, in time linear in the text; exists because Python's `re` can be made to
+
 backtrack for ever.
 
 Invariant: `search` does at most `MAX_WORK` steps of a compiled pattern; a pattern or text that would need

@@ -1,4 +1,5 @@
 """The configurations a pod holds: what the operator sent, compiled once; exists so that a route can never
+
 mean rules we lack.
 
 Invariant: the held set is replaced as a whole; a request keeps the configuration that it started with.

@@ -1,8 +1,9 @@
 """JSON Schema over model output within bounded time and size; exists because a schema is written by people
+
 and met by models.
 
-Invariant: `check` returns or raises within about `MAX_SECONDS`, whatever schema was accepted and whatever the
-text is: patterns run on RE2, nothing is fetched, and each keyword that is evaluated looks at the clock.
+Invariant: `check` returns or raises within about `MAX_SECONDS`, whatever schema was accepted and whatever
+the text is: patterns run on RE2, nothing is fetched, and each keyword that is evaluated looks at the clock.
 """
 
 from __future__ import annotations

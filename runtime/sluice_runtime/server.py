@@ -1,7 +1,7 @@
 """Two HTTP ports in one event loop, from before the model is loaded until the last stream has ended.
 
-Invariant: the ports listen before loading starts, so that probes and the operator see a pod that loads; after
-`stop` nothing in flight is cut before the grace period is over.
+Invariant: the ports listen before loading starts, so that probes and the operator see a pod that loads;
+after `stop` nothing in flight is cut before the grace period is over.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from sluice_runtime import logs
-from sluice_runtime.api.data import ABORT
 from sluice_runtime.api.errors import bad_request
+from sluice_runtime.api.reply import ABORT
 from sluice_runtime.state import EnginePort, Identity, Runtime
 
 # Longer than a gateway keeps idle connections: the side that sends requests must be the one that closes.

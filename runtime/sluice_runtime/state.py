@@ -1,8 +1,9 @@
 """What the two ports of a pod share: engine, configurations, evidence, secrets. Exists so that neither port
+
 owns the other.
 
-Invariant: belongs to the event loop. `engine` is None until the model is loaded and warm, and never replaced
-afterwards.
+Invariant: belongs to the event loop. `engine` is None until the model is loaded and warm, and never
+replaced afterwards.
 """
 
 from __future__ import annotations

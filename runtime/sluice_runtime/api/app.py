@@ -1,4 +1,5 @@
 """The data port: OpenAI's API, probes and metrics. Invariant: every answer that is not a success has OpenAI's
+
 error shape.
 """
 

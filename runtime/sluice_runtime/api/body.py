@@ -1,4 +1,5 @@
 """Reads request bodies within a limit. Invariant: never holds more than the limit of a body that is too
+
 large.
 """
 

@@ -7,10 +7,9 @@ leaves, however it does, the engine's request is cancelled and the exchange ends
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, MutableMapping
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
@@ -19,8 +18,9 @@ from sluice_runtime import logs
 from sluice_runtime.api import errors
 from sluice_runtime.api.body import ClientLeft, read_body
 from sluice_runtime.api.errors import ApiError
-from sluice_runtime.api.exchange import CLIENT_LEFT, Exchange, outcome_of
-from sluice_runtime.api.responses import ChatFormat, CompletionFormat, Format, sse
+from sluice_runtime.api.exchange import CLIENT_LEFT, Exchange
+from sluice_runtime.api.reply import Reply, SlowReader
+from sluice_runtime.api.responses import ChatFormat, CompletionFormat, Format
 from sluice_runtime.api.schemas import ChatRequest, CompletionRequest, max_new_tokens, parse
 from sluice_runtime.caller import BadContext, Caller, cache_scope, caller_from
 from sluice_runtime.contract import Judgement, StreamJudge
@@ -37,17 +37,12 @@ from sluice_runtime.engine.types import (
 from sluice_runtime.podconfig import HeldConfig
 from sluice_runtime.state import EnginePort, Runtime
 
-ABORT = "sluice.abort"  # in scope["extensions"]: drops the connection without waiting for its reader
 _BIG_BODY = 64 * 1024
 _MAX_CHARS_PER_TOKEN = 64
 # One thread: tokenizers hold settings that concurrent calls would change under each other.
 _tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
 
 Request = ChatRequest | CompletionRequest
-
-
-class SlowReader(Exception):
-    """A client that did not take what was sent within the time allowed."""
 
 
 def admit(runtime: Runtime, headers: Headers) -> Caller:
@@ -107,7 +102,7 @@ class DataEndpoint:
         self, exchange: Exchange, headers: Headers, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Answer, unless the client leaves first."""
-        reply = _Reply(exchange, scope, send)
+        reply = Reply(exchange, scope, send)
         try:
             async with asyncio.timeout(self._runtime.settings.slow_reader_s):
                 body = await read_body(receive, headers, self._runtime.settings.body_limit)
@@ -130,7 +125,7 @@ class DataEndpoint:
             left.cancel()
             await asyncio.gather(answer, left, return_exceptions=True)
 
-    async def _answer(self, exchange: Exchange, body: bytes, reply: _Reply) -> None:
+    async def _answer(self, exchange: Exchange, body: bytes, reply: Reply) -> None:
         accepted = None
         try:
             accepted = await self._accept(exchange, body)
@@ -291,7 +286,7 @@ async def _judge(exchange: Exchange, text: str, reason: FinishReason) -> None:
     exchange.finish("truncated" if truncated else "ok", 200, judgement.verdicts)
 
 
-async def _whole(exchange: Exchange, accepted: Accepted, reply: _Reply) -> None:
+async def _whole(exchange: Exchange, accepted: Accepted, reply: Reply) -> None:
     texts: list[str] = []
     logprobs: list[PositionLogprobs] | None = None if accepted.request.num_logprobs is None else []
     async for chunk in _watched(exchange, accepted.chunks):
@@ -305,7 +300,7 @@ async def _whole(exchange: Exchange, accepted: Accepted, reply: _Reply) -> None:
     await reply.json(200, accepted.format.whole(text, reason, exchange.tokens, logprobs))
 
 
-async def _stream(exchange: Exchange, accepted: Accepted, reply: _Reply) -> None:
+async def _stream(exchange: Exchange, accepted: Accepted, reply: Reply) -> None:
     texts: list[str] = []
     async for chunk in _watched(exchange, accepted.chunks):
         texts.append(chunk.text)
@@ -315,64 +310,3 @@ async def _stream(exchange: Exchange, accepted: Accepted, reply: _Reply) -> None
             await _judge(exchange, "".join(texts), reason)
             data += accepted.format.closing(reason, exchange.tokens)
         await reply.event(data, accepted.format, last=reason is not None)
-
-
-class _Reply:
-    """The response being written: nothing, a whole one, or a stream that was started."""
-
-    def __init__(self, exchange: Exchange, scope: Scope, send: Send) -> None:
-        self._exchange = exchange
-        self._scope = scope
-        self._asgi_send = send
-        self._started = False
-
-    async def _send(self, message: MutableMapping[str, Any]) -> None:
-        try:
-            async with asyncio.timeout(self._exchange.runtime.settings.slow_reader_s):
-                await self._asgi_send(message)
-        except TimeoutError:
-            raise SlowReader from None
-
-    async def _start(self, status: int, headers: dict[str, str]) -> None:
-        self._started = True
-        headers["x-request-id"] = self._exchange.caller.request_id
-        raw = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
-        await self._send({"type": "http.response.start", "status": status, "headers": raw})
-
-    async def event(self, data: bytes, style: Format, last: bool) -> None:
-        """Send events; the first call, made when there is a first token, sends the header too."""
-        if not self._started:
-            await self._start(
-                200, {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-            )
-            data = style.opening() + data
-        if data or last:
-            await self._send({"type": "http.response.body", "body": data, "more_body": not last})
-
-    async def json(self, status: int, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
-        content = errors.json_response(status, body).body
-        sent = {"content-type": "application/json", "content-length": str(len(content)), **(headers or {})}
-        await self._start(status, sent)
-        await self._send({"type": "http.response.body", "body": bytes(content)})
-
-    async def fail(self, error: ApiError) -> None:
-        """End with an error: as an HTTP status while nothing is sent, else as an event after which nothing
-        comes.
-        """
-        started = self._started
-        self._exchange.finish(
-            outcome_of(error.status), 200 if started else error.status, self._exchange.verdicts
-        )
-        try:
-            if not started:
-                await self.json(error.status, error.body(), dict(error.headers))
-                return
-            data = sse({**error.body(), "incomplete": True})
-            await self._send({"type": "http.response.body", "body": data, "more_body": False})
-        except SlowReader:
-            self.abort()
-
-    def abort(self) -> None:
-        abort = self._scope.get("extensions", {}).get(ABORT)
-        if abort is not None:
-            abort()

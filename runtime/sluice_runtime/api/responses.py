@@ -1,4 +1,5 @@
 """OpenAI's answer shapes, streamed and whole. Invariant: the usage chunk comes only when asked for, last,
+
 with no choices.
 """
 

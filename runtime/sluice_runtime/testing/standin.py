@@ -1,4 +1,5 @@
 """A pod without a model: the real server, contract and evidence code over a scripted engine; for benches and
+
 e2e tests.
 
 Invariant: nothing here imports torch, and what is scripted is only what a model would do: its times, its
@@ -42,7 +43,7 @@ _CHARS_PER_TOKEN = 4
 
 
 class Script(BaseModel):
-    """How the stand-in behaves. Times are medians in seconds; each request draws its own factor exp(sigma·N(0,1))."""
+    """How the stand-in behaves. Times are medians, in seconds; a request draws its factor exp(sigma·N(0,1))."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
