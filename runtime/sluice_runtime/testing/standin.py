@@ -43,7 +43,7 @@ _CHARS_PER_TOKEN = 4
 
 
 class Script(BaseModel):
-    """How the stand-in behaves. Times are medians, in seconds; a request draws its factor exp(sigma·N(0,1))."""
+    """How the stand-in behaves. Times are median seconds; a request draws its factor exp(sigma·N(0,1))."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
