@@ -57,9 +57,6 @@ bench: bench-engine bench-gateway bench-rollback ## all benchmarks; writes bench
 bench-engine: venv ## the engine's throughput on the real model
 	$(PY) benches/engine.py
 
-bench-gateway: venv envoy ## what the gateway adds to a request
-	$(PY) benches/gateway.py
-
 bench-rollback: venv cluster images models ## from a bad answer, or an edit, to its last effect
 	KUBECONFIG=$(KUBECONFIG_OF_CLUSTER) PYTHONPATH=tests $(PY) benches/rollback.py
 

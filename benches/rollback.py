@@ -22,11 +22,11 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from e2e.harness import standin  # noqa: E402
-from e2e.harness.evidence import Tap  # noqa: E402
-from e2e.harness.install import Installation, backend_pods, install  # noqa: E402
-from e2e.harness.kube import until  # noqa: E402
-from e2e.harness.load import Load, chat  # noqa: E402
+from e2e.harness import standin
+from e2e.harness.evidence import Tap
+from e2e.harness.install import Installation, backend_pods, install
+from e2e.harness.kube import until
+from e2e.harness.load import Load, chat
 
 PARIS = [{"name": "capital", "mustMatch": "Paris"}]
 NAME = "bench"
@@ -37,17 +37,29 @@ def phase(sluice: Installation, wanted: str) -> None:
     until(f"phase {wanted}", lambda: sluice.kube.rule(NAME, "all").get("phase") == wanted, seconds=90)
 
 
-def rollback(sluice: Installation, tap: Tap, script: dict[str, Any], bad: Callable[[dict[str, Any]], bool],
-             attempt: int) -> tuple[float, int]:
+def rollback(
+    sluice: Installation,
+    tap: Tap,
+    script: dict[str, Any],
+    bad: Callable[[dict[str, Any]], bool],
+    attempt: int,
+) -> tuple[float, int]:
     """One rollout that turns bad in the middle of its step: seconds and candidate requests until its last one."""
     tap.put("/v1/script", standin.GOOD)
     tap.records.clear()
-    sluice.kube.apply(standin.policy(NAME, NAME, f"{NAME}-a", checks=PARIS, rollout=standin.rollout(
-        f"{NAME}-b", 10, seconds=600, samples=100, attempt=attempt)))
+    sluice.kube.apply(
+        standin.policy(
+            NAME,
+            NAME,
+            f"{NAME}-a",
+            checks=PARIS,
+            rollout=standin.rollout(f"{NAME}-b", 10, seconds=600, samples=100, attempt=attempt),
+        )
+    )
     until("30 good candidate requests", lambda: len(tap.records) >= 30, seconds=90)
     tap.put("/v1/script", standin.GOOD | script)
     phase(sluice, "RolledBack")
-    time.sleep(2)  # the answers still running are records too
+    tap.settle()
     return tap.after_first(bad)
 
 
@@ -58,12 +70,22 @@ def edits(sluice: Installation, count: int) -> list[float]:
     with httpx.Client(headers=headers, timeout=5) as http:
         for number in range(count):
             manifest = standin.policy("edit", "edit", "x")
-            manifest["spec"]["rules"][0]["target"] = {"refusal": {"message": f"edit {number} at {time.time()}"}}
+            manifest["spec"]["rules"][0]["target"] = {
+                "refusal": {"message": f"edit {number} at {time.time()}"}
+            }
             wanted = manifest["spec"]["rules"][0]["target"]["refusal"]["message"]
             start = time.monotonic()
             sluice.kube.apply(manifest)
-            until("edit in force", lambda w=wanted: w in http.post(  # type: ignore[misc]
-                sluice.url + "/v1/chat/completions", json=chat("?") | {"model": "edit"}).text, every=0.002)
+            until(
+                "edit in force",
+                lambda w=wanted: (
+                    w
+                    in http.post(  # type: ignore[misc]
+                        sluice.url + "/v1/chat/completions", json=chat("?") | {"model": "edit"}
+                    ).text
+                ),
+                every=0.002,
+            )
             seconds.append(time.monotonic() - start)
     sluice.kube.delete("RoutePolicy", "edit")
     return seconds
@@ -76,7 +98,9 @@ def restarts(sluice: Installation, load: Load, count: int) -> list[int]:
         start = time.time()
         for pod in sluice.kube.list("Pod", "app.kubernetes.io/component=operator"):
             sluice.kube.delete("Pod", pod["metadata"]["name"], grace_period_seconds=0)
-        sluice.kube.wait("Deployment", "sluice-operator", "available", lambda o: o["status"].get("availableReplicas") == 1)
+        sluice.kube.wait(
+            "Deployment", "sluice-operator", "available", lambda o: o["status"].get("availableReplicas") == 1
+        )
         until("5 s more traffic", lambda s=time.time(): time.time() > s + 5)  # type: ignore[misc]
         failed.append(sum(not sample.ok for sample in load.since(start)))
     return failed
@@ -84,7 +108,9 @@ def restarts(sluice: Installation, load: Load, count: int) -> list[int]:
 
 def main() -> None:
     """Print a table, then one JSON object as the last line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--edits", type=int, default=50)
     parser.add_argument("--seed", type=int, default=7)
@@ -105,8 +131,12 @@ def main() -> None:
         "contract": (broken, lambda r: any(v["hard"] and not v["ok"] for v in r["verdicts"])),
     }
     results: dict[str, list[tuple[float, int]]] = {kind: [] for kind in kinds}
-    with Load(sluice.url, sluice.key, lambda _: chat("capital?") | {"model": NAME}, rate=20, seed=args.seed) as load, \
-            Tap(kube, pod, sluice.admin_token) as tap:
+    with (
+        Load(
+            sluice.url, sluice.key, lambda _: chat("capital?") | {"model": NAME}, rate=20, seed=args.seed
+        ) as load,
+        Tap(kube, pod, sluice.admin_token) as tap,
+    ):
         for number in range(args.rounds):
             for index, (kind, (script, bad)) in enumerate(kinds.items()):
                 results[kind].append(rollback(sluice, tap, script, bad, number * len(kinds) + index + 1))
@@ -118,21 +148,39 @@ def main() -> None:
     report(args, results, took, failed)
 
 
-def report(args: argparse.Namespace, results: dict[str, list[tuple[float, int]]], took: list[float], failed: list[int]) -> None:
+def report(
+    args: argparse.Namespace,
+    results: dict[str, list[tuple[float, int]]],
+    took: list[float],
+    failed: list[int],
+) -> None:
     """The table and the JSON line."""
     answer: dict[str, Any] = {
-        kind: {"seconds": round(statistics.median(s for s, _ in rows), 3),
-               "candidate_requests": statistics.median(n for _, n in rows)} for kind, rows in results.items()}
-    answer["edit"] = {"seconds_p50": round(statistics.median(took), 4),
-                      "seconds_p99": round(statistics.quantiles(took, n=100, method="inclusive")[98], 4)}
+        kind: {
+            "seconds": round(statistics.median(s for s, _ in rows), 3),
+            "candidate_requests": statistics.median(n for _, n in rows),
+        }
+        for kind, rows in results.items()
+    }
+    answer["edit"] = {
+        "seconds_p50": round(statistics.median(took), 4),
+        "seconds_p99": round(statistics.quantiles(took, n=100, method="inclusive")[98], 4),
+    }
     answer["restart"] = {"failed_requests": sum(failed)}
-    table = Table(title=f"Rollback, 20 requests/s, 10 %, {args.rounds} rounds, {args.edits} edits, seed {args.seed}")
+    table = Table(
+        title=f"Rollback, 20 requests/s, 10 %, {args.rounds} rounds, {args.edits} edits, seed {args.seed}"
+    )
     for column in ("what", "median", "all"):
         table.add_column(column)
     for kind, rows in results.items():
-        table.add_row(kind, f"{answer[kind]['seconds']} s, {answer[kind]['candidate_requests']} requests",
-                      " ".join(f"{s:.2f}s/{n}" for s, n in rows))
-    table.add_row("edit in force", f"{answer['edit']['seconds_p50']} s", f"p99 {answer['edit']['seconds_p99']} s")
+        table.add_row(
+            kind,
+            f"{answer[kind]['seconds']} s, {answer[kind]['candidate_requests']} requests",
+            " ".join(f"{s:.2f}s/{n}" for s, n in rows),
+        )
+    table.add_row(
+        "edit in force", f"{answer['edit']['seconds_p50']} s", f"p99 {answer['edit']['seconds_p99']} s"
+    )
     table.add_row("operator killed", f"{sum(failed)} failed", " ".join(map(str, failed)))
     Console().print(table)
     print(json.dumps(answer))

@@ -1,9 +1,7 @@
-## envoy: install the gateway's program into the cache
-.PHONY: envoy
-envoy:
-	@PYTHONPATH=operator .venv/bin/python -c 'from sluice_operator.xds.local import envoy_program; print(envoy_program())'
+.PHONY: envoy bench-gateway
 
-## bench-gateway: milliseconds that the gateway adds to a request
-.PHONY: bench-gateway
-bench-gateway:
-	@.venv/bin/python benches/gateway.py
+envoy: venv ## the gateway's program, into the cache
+	@PYTHONPATH=operator $(PY) -c 'from sluice_operator.xds.local import envoy_program; print(envoy_program())'
+
+bench-gateway: envoy ## what the gateway adds to a request
+	@$(PY) benches/gateway.py

@@ -122,7 +122,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add(
         "--start-seconds",
         type=float,
-        default=float(env("START_SECONDS", "10")),
+        default=float(env("START_SECONDS", "60")),
         help="longest wait for pods to tell what they are before the first push (default: %(default)s)",
     )
     add(

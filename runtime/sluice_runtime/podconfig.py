@@ -1,6 +1,4 @@
-"""The configurations a pod holds: what the operator sent, compiled once; exists so that a route can never
-
-mean rules we lack.
+"""The configurations a pod holds: what the operator sent, compiled once; exists so that no route means rules we lack.
 
 Invariant: the held set is replaced as a whole; a request keeps the configuration that it started with.
 """
@@ -9,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -114,11 +113,20 @@ def compile_config(raw: Any) -> HeldConfig | Rejected:
         return Rejected(version, e.field, str(e))
 
 
-class ConfigStore:
-    """The held set. `held` and `versions` may be read at any time; `replace` swaps them in one step."""
+RETAIN_S = 60.0
 
-    def __init__(self) -> None:
+
+class ConfigStore:
+    """The held set. `held` and `versions` may be read at any time; `replace` swaps them in one step.
+
+    A version that left the set is honoured for another minute, though no longer told of: requests that name it may be
+    on their way, and an operator that has just started can't know what the gateway's routes still name.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._held: Mapping[str, HeldConfig] = MappingProxyType({})
+        self._retained: dict[str, tuple[float, HeldConfig]] = {}
+        self._clock = clock
         self._replacing = asyncio.Lock()
 
     @property
@@ -126,7 +134,11 @@ class ConfigStore:
         return sorted(self._held)
 
     def get(self, version: str) -> HeldConfig | None:
-        return self._held.get(version)
+        held = self._held.get(version)
+        if held is None and version in self._retained:
+            until, config = self._retained[version]
+            return config if self._clock() < until else None
+        return held
 
     def models(self) -> list[str]:
         return sorted({held.spec.model for held in self._held.values()})
@@ -137,6 +149,11 @@ class ConfigStore:
         """
         async with self._replacing:
             held, rejected = await asyncio.to_thread(_compile_set, raws, self._held)
+            now = self._clock()
+            self._retained = {
+                v: (until, c) for v, (until, c) in self._retained.items() if until > now and v not in held
+            }
+            self._retained |= {v: (now + RETAIN_S, c) for v, c in self._held.items() if v not in held}
             self._held = MappingProxyType(held)
             return rejected
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from openai import OpenAI
 
-from .harness.evidence import Tap
+from .harness.evidence import Tap, arrival
 from .harness.install import EXAMPLES, Installation, backend_pods, install, models_dir
 from .harness.kube import until
 from .harness.load import Load, Sample, chat
@@ -38,8 +38,11 @@ class Demo:
 
     def phase(self, *wanted: str, seconds: float = 90) -> dict[str, object]:
         """The rule's status once it is in one of these phases."""
-        return until(f"rule {RULE} {' or '.join(wanted)} (now {self.kube.rule(POLICY, RULE)})",
-                     lambda: (rule := self.kube.rule(POLICY, RULE)).get("phase") in wanted and rule, seconds=seconds)
+        return until(
+            f"rule {RULE} {' or '.join(wanted)} (now {self.kube.rule(POLICY, RULE)})",
+            lambda: (rule := self.kube.rule(POLICY, RULE)).get("phase") in wanted and rule,
+            seconds=seconds,
+        )
 
     def told(self, rule: dict[str, object]) -> None:
         """The last line of the rule's history."""
@@ -75,11 +78,22 @@ class Demo:
         self.kube.wait_condition("RoutePolicy", POLICY, "Ready")
         client = OpenAI(base_url=self.sluice.url + "/v1", api_key=self.sluice.key, max_retries=0)
         for question in (FACT, "用一句话介绍一下你自己。"):
-            parts = [event.choices[0].delta.content or "" for event in client.chat.completions.create(
-                model="assistant", messages=[{"role": "user", "content": question}], stream=True, max_tokens=24, temperature=0)
-                if event.choices]
+            parts = [
+                event.choices[0].delta.content or ""
+                for event in client.chat.completions.create(
+                    model="assistant",
+                    messages=[{"role": "user", "content": question}],
+                    stream=True,
+                    max_tokens=24,
+                    temperature=0,
+                )
+                if event.choices
+            ]
             answer = "".join(parts)
-            self.story.check(len(parts) > 2 and bool(answer.strip()), f"streamed through the gateway: {question} → {answer!r}")
+            self.story.check(
+                len(parts) > 2 and bool(answer.strip()),
+                f"streamed through the gateway: {question} → {answer!r}",
+            )
 
     def promote(self) -> None:
         with self.candidate("11-smol-int8.yaml", "smol-int8"):
@@ -88,7 +102,9 @@ class Demo:
                 rule = self.phase(phase, seconds=120)
                 self.told(rule)
             seen = [line["phase"] for line in rule["history"]]  # type: ignore[attr-defined]
-            self.story.check(seen[-4:] == ["Shadowing", "Step", "Step", "Promoted"], "shadow, 25 %, 50 %, promoted")
+            self.story.check(
+                seen[-4:] == ["Shadowing", "Step", "Step", "Promoted"], "shadow, 25 %, 50 %, promoted"
+            )
         self.apply("20-assistant.yaml")
         self.phase("Stable")
         self.story.tell("back to smol-bf16 by an edit, for the next chapters")
@@ -101,37 +117,48 @@ class Demo:
             rule = self.phase("RolledBack", seconds=120)
             self.told(rule)
             self.story.check("p95" in rule["history"][-1]["message"], "a p95 guard rolled it back by itself")  # type: ignore[index]
-            self.settle(tap)
+            tap.settle()
             live = [r for r in tap.records if not r["mirror"]]
             seconds, requests = tap.after_first(lambda record: record is live[0])
-            self.story.tell(f"from its first slow answer to its last request: {seconds:.1f} s, {requests} candidate requests")
+            self.story.tell(
+                f"from its first slow answer to its last request: {seconds:.1f} s, {requests} candidate requests"
+            )
             self.story.facts["slow"] = {"seconds": seconds, "candidate_requests": requests}
         self.apply("20-assistant.yaml")
         self.drop("smol-slow")
-
-    def settle(self, tap: Tap) -> None:
-        """Wait until the pod has finished what it had: its running requests are records too."""
-        count = -1
-        while count != len(tap.records):
-            count = len(tap.records)
-            time.sleep(3)
 
     def contract(self) -> None:
         with self.candidate("13-broken.yaml", "broken") as tap:
             self.apply("23-rollout-broken-shadow.yaml")
             rule = self.phase("RolledBack", seconds=90)
             self.told(rule)
-            self.story.check(bool(tap.records) and all(r["mirror"] for r in tap.records),
-                             "stopped in the shadow stage: no user saw an answer of it")
+            tap.settle()
+            self.story.check(
+                bool(tap.records) and all(r["mirror"] for r in tap.records),
+                "stopped in the shadow stage: no user saw an answer of it",
+            )
             mirrored = len(tap.records)
             self.apply("24-rollout-broken.yaml")
-            until("a second rollback", lambda: self.kube.rule(POLICY, RULE)["attempt"] != rule["attempt"]
-                  and self.kube.rule(POLICY, RULE)["phase"] == "RolledBack", seconds=90)
+            until(
+                "a second rollback",
+                lambda: (
+                    self.kube.rule(POLICY, RULE)["attempt"] != rule["attempt"]
+                    and self.kube.rule(POLICY, RULE)["phase"] == "RolledBack"
+                ),
+                seconds=90,
+            )
             self.told(self.kube.rule(POLICY, RULE))
-            self.settle(tap)
-            broken = [r for r in tap.records[mirrored:] if not r["mirror"] and any(v["hard"] and not v["ok"] for v in r["verdicts"])]
-            self.story.check(1 <= len(broken) <= 3, f"without the shadow stage: rolled back on the first violation "
-                             f"({len(broken)} requests were in flight or answered by it)")
+            tap.settle()
+            broken = [
+                r
+                for r in tap.records[mirrored:]
+                if not r["mirror"] and any(v["hard"] and not v["ok"] for v in r["verdicts"])
+            ]
+            self.story.check(
+                1 <= len(broken) <= 3,
+                f"without the shadow stage: rolled back on the first violation "
+                f"({len(broken)} requests were in flight or answered by it)",
+            )
         self.apply("20-assistant.yaml")
         self.drop("broken")
 
@@ -144,11 +171,13 @@ class Demo:
             self.apply("20-assistant.yaml")
             self.phase("Stable")
             written = time.time() - edited
-            self.settle(tap)
-            # A record is written when a request ends; its start is what the route decided.
-            late = [start - edited for r in tap.records if (start := r["time"] - r["timing"]["total_s"]) > edited]
-            self.story.check(max(late, default=0) < 1, f"an edit in mid-rollout was in force at once: last candidate request "
-                             f"{max(late, default=0):.2f} s after it, status written after {written:.2f} s")
+            tap.settle()
+            late = max(0.0, max(arrival(record) for record in tap.records) - edited)
+            self.story.check(
+                late < 1,
+                "an edit in mid-rollout was in force at once: last candidate request "
+                f"{late:.2f} s after it, status written after {written:.2f} s",
+            )
 
     def restart(self) -> None:
         self.apply("25-rollout-wide.yaml")
@@ -158,10 +187,17 @@ class Demo:
         for pod in self.kube.list("Pod", "app.kubernetes.io/component=operator"):
             self.kube.delete("Pod", pod["metadata"]["name"], grace_period_seconds=0)
         self.story.tell(f"operator pod killed at step {before['step']} with {before['numSamples']} samples")
-        after = until("the rollout to go on", lambda: (rule := self.kube.rule(POLICY, RULE)).get("numSamples", 0)
-                      > before["numSamples"] and rule, seconds=90)
-        self.story.check(after["attempt"] == before["attempt"] and after["step"] >= before["step"],
-                         "the same attempt goes on where it was")
+        after = until(
+            "the rollout to go on",
+            lambda: (
+                (rule := self.kube.rule(POLICY, RULE)).get("numSamples", 0) > before["numSamples"] and rule
+            ),
+            seconds=90,
+        )
+        self.story.check(
+            after["attempt"] == before["attempt"] and after["step"] >= before["step"],
+            "the same attempt goes on where it was",
+        )
         self.apply("20-assistant.yaml")
         self.phase("Stable")
         self.drop("smol-wide")
@@ -172,15 +208,26 @@ def judge(story: Story, samples: list[Sample]) -> None:
     failed = [sample for sample in samples if not sample.ok]
     unexplained = [sample for sample in failed if "contract_violation" not in sample.text + sample.error]
     story.facts["requests"] = {"sent": len(samples), "failed": len(failed)}
-    story.check(not unexplained, f"{len(samples)} requests, {len(failed)} failed, each of them the broken candidate's own answer"
-                + "".join(f"; {s.status} {s.error or s.text[:120]}" for s in unexplained[:3]))
+    story.check(
+        not unexplained,
+        f"{len(samples)} requests, {len(failed)} failed, each of them the broken candidate's own answer"
+        + "".join(
+            f"; at {story.at(s.start):.1f} s: {s.status} {s.error or s.text[:120]}" for s in unexplained[:20]
+        ),
+    )
 
 
 def main() -> int:
     """Run the story; 0 if all of it happened."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rate", type=float, default=3.0, help="requests a second (default 3: two cores carry about 4)")
-    parser.add_argument("--save", type=Path, help="write the timeline as JSON, from which the README's picture is drawn")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rate", type=float, default=3.0, help="requests a second (default 3: two cores carry about 4)"
+    )
+    parser.add_argument(
+        "--save", type=Path, help="write the timeline as JSON, from which the README's picture is drawn"
+    )
     args = parser.parse_args()
     story = Story()
     try:
@@ -189,10 +236,16 @@ def main() -> int:
             story.tell("Helm installed the operator and the gateway")
         with story.chapter("1. Serve"):
             demo.serve()
-        with Load(demo.sluice.url, demo.sluice.key, lambda _: chat(FACT, max_tokens=16), rate=args.rate) as load:
-            for title, chapter in (("2. A sound candidate", demo.promote), ("3. A slow candidate", demo.slow),
-                                   ("4. A candidate that breaks its contract", demo.contract),
-                                   ("5. An edit in the middle", demo.edit), ("6. The operator dies", demo.restart)):
+        with Load(
+            demo.sluice.url, demo.sluice.key, lambda _: chat(FACT, max_tokens=16), rate=args.rate
+        ) as load:
+            for title, chapter in (
+                ("2. A sound candidate", demo.promote),
+                ("3. A slow candidate", demo.slow),
+                ("4. A candidate that breaks its contract", demo.contract),
+                ("5. An edit in the middle", demo.edit),
+                ("6. The operator dies", demo.restart),
+            ):
                 with story.chapter(title):
                     chapter()
         with story.chapter("Through all of it"):

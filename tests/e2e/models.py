@@ -28,8 +28,22 @@ def main(target: Path) -> None:
         done = target / name / ".complete"
         if not done.exists():
             print(f"· preparing model {name} in {target}", flush=True)
-            subprocess.run([sys.executable, "-m", "sluice_runtime.models", "export", "--gguf", str(gguf()), "--out",
-                            str(target / name), "--dtype", "bfloat16", *flags], check=True)
+            subprocess.run(
+                [
+                    sys.executable,
+                    "-m",
+                    "sluice_runtime.models",
+                    "export",
+                    "--gguf",
+                    str(gguf()),
+                    "--out",
+                    str(target / name),
+                    "--dtype",
+                    "bfloat16",
+                    *flags,
+                ],
+                check=True,
+            )
             done.touch()
 
 

@@ -19,16 +19,28 @@ Make = Callable[[Object], Object]
 
 def real(name: str, path: str, **spec: Any) -> Object:
     """A backend of the real runtime on a model of the node."""
-    return {"apiVersion": "sluice.dev/v1alpha1", "kind": "InferenceBackend", "metadata": {"name": name},
-            "spec": {"model": {"hostPath": {"path": path}},
-                     "engine": {"maxModelLen": 256, "kvCacheMemory": "16Mi"},
-                     "resources": {"requests": {"cpu": "100m"}, "limits": {"memory": "2Gi"}}, **spec}}
+    return {
+        "apiVersion": "sluice.dev/v1alpha1",
+        "kind": "InferenceBackend",
+        "metadata": {"name": name},
+        "spec": {
+            "model": {"hostPath": {"path": path}},
+            "engine": {"maxModelLen": 256, "kvCacheMemory": "16Mi"},
+            "resources": {"requests": {"cpu": "100m"}, "limits": {"memory": "2Gi"}},
+            **spec,
+        },
+    }
 
 
 def stalled(kube: Kube, name: str, reason: str) -> str:
     """The message of Stalled, once it has this reason."""
-    obj = kube.wait("InferenceBackend", name, f"Stalled={reason}",
-                    lambda o: condition(o, "Stalled").get("reason") == reason, seconds=150)
+    obj = kube.wait(
+        "InferenceBackend",
+        name,
+        f"Stalled={reason}",
+        lambda o: condition(o, "Stalled").get("reason") == reason,
+        seconds=150,
+    )
     assert condition(obj, "Ready")["status"] == "False"
     return str(condition(obj, "Stalled")["message"])
 
@@ -51,18 +63,29 @@ def models() -> Path:
     return root
 
 
-@pytest.mark.parametrize(("model", "reason", "word"), [
-    ("empty", "ModelNotFound", "config.json"),
-    ("corrupt", "CheckpointCorrupt", "safetensors"),
-    ("pickle", "UnsafeFormat", "pytorch_model.bin"),
-])
-def test_a_broken_checkpoint_is_named(kube: Kube, made: Make, models: Path, model: str, reason: str, word: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "reason", "word"),
+    [
+        ("empty", "ModelNotFound", "config.json"),
+        ("corrupt", "CheckpointCorrupt", "safetensors"),
+        ("pickle", "UnsafeFormat", "pytorch_model.bin"),
+    ],
+)
+def test_a_broken_checkpoint_is_named(
+    kube: Kube, made: Make, models: Path, model: str, reason: str, word: str
+) -> None:
     made(real(f"bad-{model}", str(models / model)))
     assert word in stalled(kube, f"bad-{model}", reason)
 
 
 def test_too_little_memory_is_named(kube: Kube, made: Make, models: Path) -> None:
-    made(real("tight", str(models / "smol"), resources={"requests": {"cpu": "100m"}, "limits": {"memory": "300Mi"}}))
+    made(
+        real(
+            "tight",
+            str(models / "smol"),
+            resources={"requests": {"cpu": "100m"}, "limits": {"memory": "300Mi"}},
+        )
+    )
     message = stalled(kube, "tight", "OutOfMemory")
     assert "memory" in message.lower()
 
@@ -73,12 +96,29 @@ def test_gpus_are_requested_and_a_missing_one_is_named(kube: Kube, made: Make) -
     manifest["spec"]["accelerator"] = {"resource": "nvidia.com/gpu", "count": 1}
     manifest["spec"]["scheduling"] = {"sharedMemory": "64Mi"}
     made(manifest)
-    kube.wait("InferenceBackend", "on-gpu", "two ready", lambda o: o.get("status", {}).get("readyReplicas") == 2, seconds=120)
-    obj = kube.wait("InferenceBackend", "on-gpu", "to say why the third waits",
-                    lambda o: "nvidia.com/gpu" in json.dumps(o["status"]["conditions"]), seconds=60)
+    kube.wait(
+        "InferenceBackend",
+        "on-gpu",
+        "two ready",
+        lambda o: o.get("status", {}).get("readyReplicas") == 2,
+        seconds=120,
+    )
+    obj = kube.wait(
+        "InferenceBackend",
+        "on-gpu",
+        "to say why the third waits",
+        lambda o: "nvidia.com/gpu" in json.dumps(o["status"]["conditions"]),
+        seconds=60,
+    )
     assert condition(obj, "Ready")["status"] == "True"
     kube.patch("InferenceBackend", "on-gpu", {"spec": {"replicas": 2}})
-    kube.wait("InferenceBackend", "on-gpu", "settled", lambda o: condition(o, "Reconciling").get("status") == "False", seconds=60)
+    kube.wait(
+        "InferenceBackend",
+        "on-gpu",
+        "settled",
+        lambda o: condition(o, "Reconciling").get("status") == "False",
+        seconds=60,
+    )
     deployment = kube.list("Deployment", "sluice.dev/backend=on-gpu")[0]
     strategy = deployment["spec"]["strategy"]
     assert strategy["type"] == "Recreate" or strategy["rollingUpdate"]["maxSurge"] in (0, "0"), strategy
@@ -104,5 +144,8 @@ def test_a_killed_pod_leaves_and_returns(kube: Kube, made: Make) -> None:
     kube.wait_condition("InferenceBackend", "mortal", "Ready")
     victim = kube.list("Pod", "sluice.dev/backend=mortal")[0]["metadata"]["name"]
     kube.delete("Pod", victim, grace_period_seconds=0)
-    until("another pod", lambda: [p for p in kube.list("Pod", "sluice.dev/backend=mortal") if p["metadata"]["name"] != victim])
+    until(
+        "another pod",
+        lambda: [p for p in kube.list("Pod", "sluice.dev/backend=mortal") if p["metadata"]["name"] != victim],
+    )
     kube.wait("InferenceBackend", "mortal", "Ready again", lambda o: o["status"].get("readyReplicas") == 1)

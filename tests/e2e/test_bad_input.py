@@ -28,13 +28,27 @@ def served(sluice: Installation) -> Iterator[str]:
     kube.delete("InferenceBackend", "stand")
 
 
-def post(sluice: Installation, body: Any, *, key: str | None = None, path: str = "/v1/chat/completions", **headers: str) -> httpx.Response:
+def post(
+    sluice: Installation,
+    body: Any,
+    *,
+    key: str | None = None,
+    path: str = "/v1/chat/completions",
+    **headers: str,
+) -> httpx.Response:
     """A request as a client sends it."""
     token = sluice.key if key is None else key
     auth = {"Authorization": f"Bearer {token}"} if token else {}
     content = body if isinstance(body, bytes) else None
-    return httpx.post(sluice.url + path, content=content, json=None if content is not None else body, timeout=30,
-                      headers={"Content-Type": "application/json"} | auth | {k.replace("_", "-"): v for k, v in headers.items()})
+    return httpx.post(
+        sluice.url + path,
+        content=content,
+        json=None if content is not None else body,
+        timeout=30,
+        headers={"Content-Type": "application/json"}
+        | auth
+        | {k.replace("_", "-"): v for k, v in headers.items()},
+    )
 
 
 def error(answer: httpx.Response) -> Object:
@@ -45,20 +59,29 @@ def error(answer: httpx.Response) -> Object:
     return dict(body)
 
 
-@pytest.mark.parametrize(("change", "status", "code"), [
-    ({"key": ""}, 401, "invalid_api_key"),
-    ({"key": "nobody's"}, 401, "invalid_api_key"),
-    ({"body": {"model": "none-such", "messages": []}}, 404, "model_not_found"),
-    ({"body": b"{"}, 400, None),
-    ({"body": {"messages": []}}, 400, None),
-    ({"body": {"model": "stand", "messages": []}}, 400, None),
-    ({"body": {"model": "stand", "messages": [{"role": "user", "content": "a"}], "temperature": 9}}, 400, None),
-    ({"sluice_task": "not-mine"}, 403, "permission_denied"),
-    ({"sluice_data_class": "TopSecret"}, 403, "permission_denied"),
-    ({"body": b"x" * (5 * 1024 * 1024)}, 413, None),
-    ({"path": "/v2/anything"}, 404, None),
-])
-def test_http(sluice: Installation, served: str, change: dict[str, Any], status: int, code: str | None) -> None:
+@pytest.mark.parametrize(
+    ("change", "status", "code"),
+    [
+        ({"key": ""}, 401, "invalid_api_key"),
+        ({"key": "nobody's"}, 401, "invalid_api_key"),
+        ({"body": {"model": "none-such", "messages": []}}, 404, "model_not_found"),
+        ({"body": b"{"}, 400, None),
+        ({"body": {"messages": []}}, 400, None),
+        ({"body": {"model": "stand", "messages": []}}, 400, None),
+        (
+            {"body": {"model": "stand", "messages": [{"role": "user", "content": "a"}], "temperature": 9}},
+            400,
+            None,
+        ),
+        ({"sluice_task": "not-mine"}, 403, "permission_denied"),
+        ({"sluice_data_class": "TopSecret"}, 403, "permission_denied"),
+        ({"body": b"x" * (5 * 1024 * 1024)}, 413, None),
+        ({"path": "/v2/anything"}, 404, None),
+    ],
+)
+def test_http(
+    sluice: Installation, served: str, change: dict[str, Any], status: int, code: str | None
+) -> None:
     body = change.pop("body", chat("hello", stream=False) | {"model": served})
     answer = post(sluice, body, **change)
     assert answer.status_code == status, answer.text
@@ -75,39 +98,56 @@ def test_good_requests_pass(sluice: Installation, served: str) -> None:
         assert answer.json()["model"] == served
 
 
-@pytest.mark.parametrize(("spoil", "word"), [
-    (lambda p: p["spec"]["rules"][0].update(targt={}), "targt"),
-    (lambda p: p["spec"]["rules"][0].update(target={}), "target"),
-    (lambda p: p["spec"]["rules"][0].update(rollout=standin.rollout("x", 10, 5)), "weight"),
-    (lambda p: p["spec"]["rules"][0].update(rollout=standin.rollout("x", 101)), "weight"),
-    (lambda p: p["spec"]["rules"][0].update(rollout={"candidate": {}, "steps": [{"weight": 5}]}), "candidate"),
-])
-def test_a_wrong_policy_is_refused_at_admission(kube: Kube, spoil: Callable[[Object], None], word: str) -> None:
+@pytest.mark.parametrize(
+    ("spoil", "word"),
+    [
+        (lambda p: p["spec"]["rules"][0].update(targt={}), "targt"),
+        (lambda p: p["spec"]["rules"][0].update(target={}), "target"),
+        (lambda p: p["spec"]["rules"][0].update(rollout=standin.rollout("x", 10, 5)), "weight"),
+        (lambda p: p["spec"]["rules"][0].update(rollout=standin.rollout("x", 101)), "weight"),
+        (
+            lambda p: p["spec"]["rules"][0].update(rollout={"candidate": {}, "steps": [{"weight": 5}]}),
+            "candidate",
+        ),
+    ],
+)
+def test_a_wrong_policy_is_refused_at_admission(
+    kube: Kube, spoil: Callable[[Object], None], word: str
+) -> None:
     manifest = standin.policy("wrong", "wrong", "stand")
     spoil(manifest)
     assert word in refused(lambda: kube.apply(manifest))
 
 
-@pytest.mark.parametrize(("spoil", "word"), [
-    (lambda b: b["spec"]["engine"].update(kvCacheMemory="1Gigabyte"), "kvCacheMemory"),
-    (lambda b: b["spec"].update(model={}), "model"),
-    (lambda b: b["spec"].update(replicas=-1), "replicas"),
-])
-def test_a_wrong_backend_is_refused_at_admission(kube: Kube, spoil: Callable[[Object], None], word: str) -> None:
+@pytest.mark.parametrize(
+    ("spoil", "word"),
+    [
+        (lambda b: b["spec"]["engine"].update(kvCacheMemory="1Gigabyte"), "kvCacheMemory"),
+        (lambda b: b["spec"].update(model={}), "model"),
+        (lambda b: b["spec"].update(replicas=-1), "replicas"),
+    ],
+)
+def test_a_wrong_backend_is_refused_at_admission(
+    kube: Kube, spoil: Callable[[Object], None], word: str
+) -> None:
     manifest = standin.backend("wrong")
     spoil(manifest)
     assert word in refused(lambda: kube.apply(manifest))
 
 
-@pytest.mark.parametrize(("spoil", "word"), [
-    (lambda rule: rule.update(target={"backend": "none-such"}), "target.backend"),
-    (lambda rule: rule.update(cacheScope="none-such"), "cacheScope"),
-    (lambda rule: rule.update(match={"tasks": ["nl2sql"]}), "nl2sql"),
-    (lambda rule: rule.update(contract={"checks": [{"name": "c", "mustMatch": "(a"}]}), "mustMatch"),
-    (lambda rule: rule.update(rollout=standin.rollout("none-such", 10)), "candidate"),
-])
+@pytest.mark.parametrize(
+    ("spoil", "word"),
+    [
+        (lambda rule: rule.update(target={"backend": "none-such"}), "target.backend"),
+        (lambda rule: rule.update(cacheScope="none-such"), "cacheScope"),
+        (lambda rule: rule.update(match={"tasks": ["nl2sql"]}), "nl2sql"),
+        (lambda rule: rule.update(contract={"checks": [{"name": "c", "mustMatch": "(a"}]}), "mustMatch"),
+        (lambda rule: rule.update(rollout=standin.rollout("none-such", 10)), "candidate"),
+    ],
+)
 def test_a_wrong_edit_stalls_and_the_last_accepted_spec_serves(
-        sluice: Installation, made: Make, spoil: Callable[[Object], None], word: str) -> None:
+    sluice: Installation, made: Make, spoil: Callable[[Object], None], word: str
+) -> None:
     kube = sluice.kube
     backend = standin.backend("keeps")
     backend["spec"]["fitness"]["forbiddenTasks"] = ["nl2sql"]
@@ -147,13 +187,19 @@ def test_a_full_queue_is_429_with_retry_after(sluice: Installation, made: Make) 
     made(manifest)
     sluice.kube.wait_condition("RoutePolicy", "narrow", "Ready")
     answers: list[httpx.Response] = []
-    threads = [threading.Thread(target=lambda: answers.append(post(sluice, chat("a", stream=False) | {"model": "narrow"})))
-               for _ in range(4)]
+    threads = [
+        threading.Thread(
+            target=lambda: answers.append(post(sluice, chat("a", stream=False) | {"model": "narrow"}))
+        )
+        for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     full = [answer for answer in answers if answer.status_code == 429]
     assert full, [a.status_code for a in answers]
-    assert all(int(answer.headers["retry-after"]) >= 1 and error(answer)["code"] == "queue_full" for answer in full)
+    assert all(
+        int(answer.headers["retry-after"]) >= 1 and error(answer)["code"] == "queue_full" for answer in full
+    )
     assert any(answer.status_code == 200 for answer in answers)

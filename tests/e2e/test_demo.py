@@ -9,6 +9,8 @@ from e2e.harness.install import ROOT, Installation
 
 
 def test_demo(sluice: Installation) -> None:
-    done = subprocess.run([sys.executable, "-m", "e2e.demo"], cwd=ROOT / "tests", capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        [sys.executable, "-m", "e2e.demo"], cwd=ROOT / "tests", capture_output=True, text=True, timeout=900
+    )
     print(done.stdout)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

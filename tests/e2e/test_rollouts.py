@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from e2e.harness import standin
-from e2e.harness.evidence import Tap
+from e2e.harness.evidence import Tap, arrival
 from e2e.harness.install import Installation, backend_pods
 from e2e.harness.kube import Kube, Object, until
 from e2e.harness.load import Load, chat
@@ -18,7 +18,9 @@ PARIS = [{"name": "capital", "mustMatch": "Paris"}]
 
 
 @contextmanager
-def arms(sluice: Installation, made: Make, name: str, *, checks: list[Object] | None = None, **script: Any) -> Iterator[Load]:
+def arms(
+    sluice: Installation, made: Make, name: str, *, checks: list[Object] | None = None, **script: Any
+) -> Iterator[Load]:
     """Two backends NAME-a (stable) and NAME-b (scripted), a policy NAME without a rollout, and 20 requests/s."""
     kube = sluice.kube
     for arm, given in (("a", {}), ("b", script)):
@@ -34,8 +36,11 @@ def arms(sluice: Installation, made: Make, name: str, *, checks: list[Object] | 
 
 def phase(kube: Kube, policy: str, *wanted: str, seconds: float = 60) -> Object:
     """The status of the policy's rule once it is in one of these phases."""
-    return until(f"{policy} {wanted} (now {kube.rule(policy, 'all')})",
-                 lambda: (rule := kube.rule(policy, "all")).get("phase") in wanted and rule, seconds=seconds)
+    return until(
+        f"{policy} {wanted} (now {kube.rule(policy, 'all')})",
+        lambda: (rule := kube.rule(policy, "all")).get("phase") in wanted and rule,
+        seconds=seconds,
+    )
 
 
 def tap(sluice: Installation, backend: str) -> Tap:
@@ -46,8 +51,21 @@ def tap(sluice: Installation, backend: str) -> Tap:
 def test_a_sound_candidate_is_promoted_and_git_can_follow(sluice: Installation, made: Make) -> None:
     kube = sluice.kube
     with arms(sluice, made, "sound") as load:
-        kube.apply(standin.policy("sound", "sound", "sound-a", rollout=standin.rollout(
-            "sound-b", 25, 50, seconds=3, samples=5, shadow={"percent": 50, "minSeconds": 2, "minSamples": 5})))
+        kube.apply(
+            standin.policy(
+                "sound",
+                "sound",
+                "sound-a",
+                rollout=standin.rollout(
+                    "sound-b",
+                    25,
+                    50,
+                    seconds=3,
+                    samples=5,
+                    shadow={"percent": 50, "minSeconds": 2, "minSamples": 5},
+                ),
+            )
+        )
         history = phase(kube, "sound", "Promoted", seconds=90)["history"]
         assert [line["phase"] for line in history][-4:] == ["Shadowing", "Step", "Step", "Promoted"]
         assert kube.rule("sound", "all")["weight"] == 100
@@ -62,7 +80,9 @@ def test_a_sound_candidate_is_promoted_and_git_can_follow(sluice: Installation, 
 def test_a_slow_candidate_goes_back_and_stays_back(sluice: Installation, made: Make) -> None:
     kube = sluice.kube
     with arms(sluice, made, "slow", ttft=0.3, tpot=0.02) as load:
-        released = standin.policy("slow", "slow", "slow-a", rollout=standin.rollout("slow-b", 10, seconds=60, samples=500))
+        released = standin.policy(
+            "slow", "slow", "slow-a", rollout=standin.rollout("slow-b", 10, seconds=60, samples=500)
+        )
         kube.apply(released)
         rule = phase(kube, "slow", "RolledBack")
         assert rule["weight"] == 0
@@ -71,8 +91,12 @@ def test_a_slow_candidate_goes_back_and_stays_back(sluice: Installation, made: M
         kube.patch("InferenceBackend", "slow-b", {"spec": {"replicas": 2}})
         released["spec"]["rules"][0]["rollout"]["guards"] = [{"metric": "TTFT", "maxIncreasePercent": 10000}]
         kube.apply(released)
-        kube.wait("RoutePolicy", "slow", "to see the edit",
-                  lambda o: o["status"]["observedGeneration"] == o["metadata"]["generation"])
+        kube.wait(
+            "RoutePolicy",
+            "slow",
+            "to see the edit",
+            lambda o: o["status"]["observedGeneration"] == o["metadata"]["generation"],
+        )
         with tap(sluice, "slow-b") as b:
             seen, sent = len(b.records), len(load.samples)
             until("more traffic", lambda: len(load.samples) > sent + 60)
@@ -87,16 +111,26 @@ def test_a_slow_candidate_goes_back_and_stays_back(sluice: Installation, made: M
 
 def test_a_failing_candidate_goes_back(sluice: Installation, made: Make) -> None:
     with arms(sluice, made, "fails", error_rate=0.8):
-        sluice.kube.apply(standin.policy("fails", "fails", "fails-a", rollout=standin.rollout(
-            "fails-b", 25, seconds=60, samples=500)))
+        sluice.kube.apply(
+            standin.policy(
+                "fails", "fails", "fails-a", rollout=standin.rollout("fails-b", 25, seconds=60, samples=500)
+            )
+        )
         line = phase(sluice.kube, "fails", "RolledBack")["history"][-1]
         assert "ErrorRate" in line["message"], line
 
 
 def test_one_broken_contract_is_enough(sluice: Installation, made: Make) -> None:
     with arms(sluice, made, "breaks", checks=PARIS, text="The capital of France is Rome.") as load:
-        sluice.kube.apply(standin.policy("breaks", "breaks", "breaks-a", checks=PARIS,
-                                         rollout=standin.rollout("breaks-b", 10, seconds=60, samples=500)))
+        sluice.kube.apply(
+            standin.policy(
+                "breaks",
+                "breaks",
+                "breaks-a",
+                checks=PARIS,
+                rollout=standin.rollout("breaks-b", 10, seconds=60, samples=500),
+            )
+        )
         line = phase(sluice.kube, "breaks", "RolledBack")["history"][-1]
         assert "capital" in line["message"], line
         bad = [sample for sample in load.samples if not sample.ok]
@@ -105,8 +139,17 @@ def test_one_broken_contract_is_enough(sluice: Installation, made: Make) -> None
 
 def test_in_the_shadow_nobody_sees_it(sluice: Installation, made: Make) -> None:
     with arms(sluice, made, "shadow", checks=PARIS, text="Rome.") as load, tap(sluice, "shadow-b") as b:
-        sluice.kube.apply(standin.policy("shadow", "shadow", "shadow-a", checks=PARIS, rollout=standin.rollout(
-            "shadow-b", 10, shadow={"percent": 50, "minSeconds": 30, "minSamples": 100})))
+        sluice.kube.apply(
+            standin.policy(
+                "shadow",
+                "shadow",
+                "shadow-a",
+                checks=PARIS,
+                rollout=standin.rollout(
+                    "shadow-b", 10, shadow={"percent": 50, "minSeconds": 30, "minSamples": 100}
+                ),
+            )
+        )
         phase(sluice.kube, "shadow", "RolledBack")
         assert b.records
         assert all(record["mirror"] for record in b.records)
@@ -117,8 +160,14 @@ def test_no_traffic_holds(sluice: Installation, made: Make) -> None:
     kube = sluice.kube
     with arms(sluice, made, "night"):
         pass
-    kube.apply(standin.policy("night", "night", "night-a", rollout=standin.rollout("night-b", 50, seconds=1, samples=3)))
-    rule = until("held", lambda: (r := kube.rule("night", "all")).get("held") == "NoEvidence" and r, seconds=60)
+    kube.apply(
+        standin.policy(
+            "night", "night", "night-a", rollout=standin.rollout("night-b", 50, seconds=1, samples=3)
+        )
+    )
+    rule = until(
+        "held", lambda: (r := kube.rule("night", "all")).get("held") == "NoEvidence" and r, seconds=60
+    )
     assert rule["phase"] == "Step"
     assert rule["weight"] == 50
 
@@ -126,7 +175,9 @@ def test_no_traffic_holds(sluice: Installation, made: Make) -> None:
 def test_an_edit_wins_in_the_middle(sluice: Installation, made: Make) -> None:
     kube = sluice.kube
     with arms(sluice, made, "edit") as load, tap(sluice, "edit-b") as b:
-        released = standin.policy("edit", "edit", "edit-a", rollout=standin.rollout("edit-b", 50, seconds=300, samples=5))
+        released = standin.policy(
+            "edit", "edit", "edit-a", rollout=standin.rollout("edit-b", 50, seconds=300, samples=5)
+        )
         kube.apply(released)
         until("candidate traffic", lambda: len(b.records) > 10)
         released["spec"]["rules"][0]["rollout"]["abort"] = True
@@ -135,7 +186,7 @@ def test_an_edit_wins_in_the_middle(sluice: Installation, made: Make) -> None:
         assert phase(kube, "edit", "Aborted")["weight"] == 0
         sent = len(load.samples)
         until("more traffic", lambda: len(load.samples) > sent + 60)
-        assert max(r["time"] - r["timing"]["total_s"] for r in b.records) < edited + 2
+        assert max(map(arrival, b.records)) < edited + 2
         assert all(sample.ok for sample in load.samples)
 
 
@@ -144,10 +195,22 @@ def test_a_third_version_in_the_middle_starts_clean(sluice: Installation, made: 
     made(standin.backend("third-c"))
     kube.wait_condition("InferenceBackend", "third-c", "Ready")
     with arms(sluice, made, "third") as load:
-        kube.apply(standin.policy("third", "third", "third-a", rollout=standin.rollout("third-b", 25, 50, seconds=2, samples=5)))
-        first = until("second step", lambda: (r := kube.rule("third", "all")).get("step") == 1 and r, seconds=60)
-        kube.apply(standin.policy("third", "third", "third-a", rollout=standin.rollout("third-c", 25, 50, seconds=60, samples=5)))
-        second = until("another attempt", lambda: (r := kube.rule("third", "all"))["attempt"] != first["attempt"] and r)
+        kube.apply(
+            standin.policy(
+                "third", "third", "third-a", rollout=standin.rollout("third-b", 25, 50, seconds=2, samples=5)
+            )
+        )
+        first = until(
+            "second step", lambda: (r := kube.rule("third", "all")).get("step") == 1 and r, seconds=60
+        )
+        kube.apply(
+            standin.policy(
+                "third", "third", "third-a", rollout=standin.rollout("third-c", 25, 50, seconds=60, samples=5)
+            )
+        )
+        second = until(
+            "another attempt", lambda: (r := kube.rule("third", "all"))["attempt"] != first["attempt"] and r
+        )
         assert second["step"] == 0
         assert second["weight"] in (0, 25)
         assert all(sample.ok for sample in load.samples)
@@ -156,16 +219,31 @@ def test_a_third_version_in_the_middle_starts_clean(sluice: Installation, made: 
 def test_a_killed_operator_and_a_killed_candidate(sluice: Installation, made: Make) -> None:
     kube = sluice.kube
     with arms(sluice, made, "kill") as load:
-        kube.apply(standin.policy("kill", "kill", "kill-a", rollout=standin.rollout("kill-b", 25, seconds=300, samples=5)))
+        kube.apply(
+            standin.policy(
+                "kill", "kill", "kill-a", rollout=standin.rollout("kill-b", 25, seconds=300, samples=5)
+            )
+        )
         before = until("samples", lambda: (r := kube.rule("kill", "all")).get("numSamples", 0) > 5 and r)
         for pod in kube.list("Pod", "app.kubernetes.io/component=operator"):
             kube.delete("Pod", pod["metadata"]["name"], grace_period_seconds=0)
-        after = until("it goes on", lambda: (r := kube.rule("kill", "all")).get("numSamples", 0) > before["numSamples"] and r, seconds=90)
+        after = until(
+            "it goes on",
+            lambda: (r := kube.rule("kill", "all")).get("numSamples", 0) > before["numSamples"] and r,
+            seconds=90,
+        )
         assert (after["attempt"], after["step"]) == (before["attempt"], before["step"])
         assert all(sample.ok for sample in load.samples), [s for s in load.samples if not s.ok][:3]
         kube.delete("Pod", backend_pods(kube, "kill-b")[0]["metadata"]["name"], grace_period_seconds=0)
-        rule = until("a word on it", lambda: (r := kube.rule("kill", "all")).get("held") == "CandidateNotReady"
-                     or r["phase"] == "RolledBack" or r["weight"] == 25 and r)
+        rule = until(
+            "a word on it",
+            lambda: (
+                (r := kube.rule("kill", "all")).get("held") == "CandidateNotReady"
+                or r["phase"] == "RolledBack"
+                or (r["weight"] == 25
+                and r)
+            ),
+        )
         assert rule
 
 

@@ -30,7 +30,7 @@ class Settings:
     """Watched namespaces; empty: all."""
     defaults: Defaults
     resync_seconds: float = 300.0
-    start_seconds: float = 10.0
+    start_seconds: float = 60.0
     """Longest wait after a start for pods to tell what they are."""
     drain_seconds: float = 10.0
     """Longest wait of a deleted backend for routes to leave it."""

@@ -25,8 +25,6 @@ from . import metrics
 from .cache import Cache
 
 log = logging.getLogger(__name__)
-_LINGER_S = 10.0
-"""How long pods hold what no route names any more: requests may still be on their way."""
 _PATIENCE_S = 5.0
 """How long routes wait for the last pods to hold a configuration before those are left behind."""
 _BRIDGE_S = 1.0
@@ -59,7 +57,6 @@ class Router:
         self._pushed: gateway.GatewayState | None = None
         self._final: gateway.GatewayState | None = None
         self._known: dict[str, PodConfig] = {}
-        self._needed: dict[tuple[str, str], float] = {}
         self._waiting_since: dict[ArmKey, float] = {}
         self._reached: set[tuple[str, gateway.Endpoint]] = set()
         self._watch: asyncio.Task[None] | None = None
@@ -73,7 +70,7 @@ class Router:
                 async with asyncio.timeout(1.0):
                     await self.dirty.wait()
             except TimeoutError:
-                if not self._waiting_since and not self._lingering():
+                if not self._waiting_since:
                     continue
             self.dirty.clear()
             await self.flush()
@@ -86,7 +83,7 @@ class Router:
         made = plan(replace(self.inputs(), before=before, overdue=overdue))
         self._waiting_since = {k: self._waiting_since.get(k, now) for k in made.waiting}
         self.plan = made
-        self._configure(made, now)
+        self._configure(made)
         if self.open and made.state != self._final:
             await self._push(made.state)
 
@@ -145,28 +142,19 @@ class Router:
                 self._watch = asyncio.create_task(self._until_in_force(None))
             self._in_force()
 
-    def _configure(self, made: Plan, now: float) -> None:
+    def _configure(self, made: Plan) -> None:
+        """Pods hold what is wanted and what is still routed; what leaves the set they honour for a while by themselves."""
         for configs in made.configs.values():
             self._known.update(configs)
-        for cluster, configs in made.configs.items():
-            self._needed.update({(cluster, version): now for version in configs})
+        held = {cluster: dict(configs) for cluster, configs in made.configs.items()}
         for (policy, rule, _), arm in made.arms.items():
             for cluster in (arm.cluster, *_fallbacks(made.state, policy, rule)):
                 if arm.config in self._known:
-                    self._needed[(cluster, arm.config)] = now
-        self._needed = {k: at for k, at in self._needed.items() if now - at < _LINGER_S}
-        held: dict[str, dict[str, PodConfig]] = {}
-        for cluster, version in self._needed:
-            held.setdefault(cluster, {})[version] = self._known[version]
-        self._known = {v: c for v, c in self._known.items() if any(v == needed for _, needed in self._needed)}
+                    held.setdefault(cluster, {})[arm.config] = self._known[arm.config]
+        self._known = {version: config for configs in held.values() for version, config in configs.items()}
         for cluster in made.endpoints:
             for state in self.pod_states(*cluster.split("/", 1)):
                 self._collector.configure(state.pod, held.get(cluster, {}))
-
-    def _lingering(self) -> bool:
-        return self.plan is not None and any(
-            version not in self.plan.configs.get(cluster, {}) for cluster, version in self._needed
-        )
 
     async def _push(self, state: gateway.GatewayState) -> None:
         """Pushes; where a candidate becomes stable, first routes in which it is both, or weights would

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -55,9 +56,24 @@ class Tap:
         """A call of the admin API, such as the stand-in's script."""
         httpx.put(self._url + path, json=body, headers=self._http.headers, timeout=10).raise_for_status()
 
+    def settle(self) -> None:
+        """Wait until the pod has ended what it had: a request is a record only when it ends."""
+        count = -1
+        while count != len(self.records):
+            count = len(self.records)
+            time.sleep(3)
+
     def after_first(self, bad: Callable[[Record], bool]) -> tuple[float, int]:
-        """Seconds from the first bad record to the last record, and how many records that is (the first bad one included)."""
+        """Seconds from the end of the first bad answer to the arrival of the last request (0 where none came later),
+        and the number of requests that ended since, the first bad one included."""
         first = next((index for index, record in enumerate(self.records) if bad(record)), None)
         if first is None:
             raise AssertionError(f"no bad record among {len(self.records)}")
-        return self.records[-1]["time"] - self.records[first]["time"], len(self.records) - first
+        return max(0.0, max(map(arrival, self.records)) - self.records[first]["time"]), len(
+            self.records
+        ) - first
+
+
+def arrival(record: Record) -> float:
+    """Unix seconds at which a request reached the pod."""
+    return float(record["time"] - record["timing"]["total_s"])

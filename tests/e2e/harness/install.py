@@ -49,7 +49,9 @@ def secret(kube: Kube, name: str, value: str) -> str:
     found = kube.get("Secret", name)
     if found:
         return base64.b64decode(found["data"]["key"]).decode()
-    kube.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": {"key": value}})
+    kube.apply(
+        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": {"key": value}}
+    )
     return value
 
 
@@ -60,13 +62,35 @@ def install() -> Installation:
     flags = []
     for part in ("operator", "runtime", "gateway"):
         repository, tag = reference[f"{part.upper()}_IMAGE"].rsplit(":", 1)
-        flags += ["--set", f"images.{part}.repository={repository}", "--set-string", f"images.{part}.tag={tag}"]
-    helm("upgrade", "--install", "sluice", str(ROOT / "charts/sluice"), "--namespace", NAMESPACE, "--create-namespace",
-         "--set", "gateway.service.type=NodePort", "--set", f"gateway.service.nodePort={NODE_PORT}",
-         *flags, "--wait", "--timeout", "3m")
+        flags += [
+            "--set",
+            f"images.{part}.repository={repository}",
+            "--set-string",
+            f"images.{part}.tag={tag}",
+        ]
+    helm(
+        "upgrade",
+        "--install",
+        "sluice",
+        str(ROOT / "charts/sluice"),
+        "--namespace",
+        NAMESPACE,
+        "--create-namespace",
+        "--set",
+        "gateway.service.type=NodePort",
+        "--set",
+        f"gateway.service.nodePort={NODE_PORT}",
+        *flags,
+        "--wait",
+        "--timeout",
+        "3m",
+    )
     # A chart's crds/ are installed once and never upgraded by Helm: apply what the checkout says now.
-    subprocess.run([tool("kubectl"), "apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds")],
-                   check=True, capture_output=True)
+    subprocess.run(
+        [tool("kubectl"), "apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds")],
+        check=True,
+        capture_output=True,
+    )
     key = secret(kube, "demo-key", secrets.token_urlsafe(24))
     runtime = until("Secret sluice-runtime", lambda: kube.get("Secret", "sluice-runtime"))
     token = base64.b64decode(runtime["data"]["admin-token"]).decode()

@@ -21,10 +21,20 @@ from kubernetes.dynamic.exceptions import NotFoundError
 T = TypeVar("T")
 Object = dict[str, Any]
 KINDS = {
-    "InferenceBackend": "sluice.dev/v1alpha1", "RoutePolicy": "sluice.dev/v1alpha1",
-    "CacheScope": "sluice.dev/v1alpha1", "Tenant": "sluice.dev/v1alpha1",
-    "Deployment": "apps/v1", "Pod": "v1", "Service": "v1", "Secret": "v1", "ConfigMap": "v1", "Event": "v1",
-    "Namespace": "v1", "PersistentVolume": "v1", "PersistentVolumeClaim": "v1", "PodDisruptionBudget": "policy/v1",
+    "InferenceBackend": "sluice.dev/v1alpha1",
+    "RoutePolicy": "sluice.dev/v1alpha1",
+    "CacheScope": "sluice.dev/v1alpha1",
+    "Tenant": "sluice.dev/v1alpha1",
+    "Deployment": "apps/v1",
+    "Pod": "v1",
+    "Service": "v1",
+    "Secret": "v1",
+    "ConfigMap": "v1",
+    "Event": "v1",
+    "Namespace": "v1",
+    "PersistentVolume": "v1",
+    "PersistentVolumeClaim": "v1",
+    "PodDisruptionBudget": "policy/v1",
 }
 
 
@@ -76,8 +86,13 @@ class Kube:
         resource = self._dynamic.resources.get(api_version=manifest["apiVersion"], kind=manifest["kind"])
         namespace = manifest["metadata"].get("namespace", self.namespace) if resource.namespaced else None
         answer = self._dynamic.server_side_apply(
-            resource, body=manifest, name=manifest["metadata"]["name"], namespace=namespace,
-            field_manager=manager, force_conflicts=True)
+            resource,
+            body=manifest,
+            name=manifest["metadata"]["name"],
+            namespace=namespace,
+            field_manager=manager,
+            force_conflicts=True,
+        )
         return dict(answer.to_dict())
 
     def apply_file(self, path: Path, **values: str) -> list[Object]:
@@ -98,8 +113,9 @@ class Kube:
 
     def patch(self, kind: str, name: str, body: Object) -> Object:
         """Merge patch."""
-        answer = self._api(kind).patch(name=name, namespace=self.namespace, body=body,
-                                       content_type="application/merge-patch+json")
+        answer = self._api(kind).patch(
+            name=name, namespace=self.namespace, body=body, content_type="application/merge-patch+json"
+        )
         return dict(answer.to_dict())
 
     def delete(self, kind: str, name: str, **options: Any) -> None:
@@ -109,7 +125,9 @@ class Kube:
         except NotFoundError:
             return
 
-    def wait(self, kind: str, name: str, what: str, probe: Callable[[Object], Any], *, seconds: float = 90) -> Object:
+    def wait(
+        self, kind: str, name: str, what: str, probe: Callable[[Object], Any], *, seconds: float = 90
+    ) -> Object:
         """The object, once ``probe`` holds of it."""
         last: Object = {}
 
@@ -124,24 +142,45 @@ class Kube:
             seen = json.dumps(last.get("status", last), indent=1, ensure_ascii=False)[:3000]
             raise TimeoutError(f"{late}\nstatus: {seen}") from None
 
-    def wait_condition(self, kind: str, name: str, which: str, status: str = "True", *, seconds: float = 90) -> Object:
+    def wait_condition(
+        self, kind: str, name: str, which: str, status: str = "True", *, seconds: float = 90
+    ) -> Object:
         """The condition, once it has this status for the current generation."""
-        obj = self.wait(kind, name, f"{which}={status}",
-                        lambda o: condition(o, which).get("status") == status, seconds=seconds)
+        obj = self.wait(
+            kind,
+            name,
+            f"{which}={status}",
+            lambda o: condition(o, which).get("status") == status,
+            seconds=seconds,
+        )
         return condition(obj, which)
 
     def rule(self, policy: str, rule: str) -> Object:
         """A rule's status; empty where the operator has not written one."""
         obj = self.get("RoutePolicy", policy) or {}
-        found: list[Object] = [item for item in obj.get("status", {}).get("rules", []) if item["name"] == rule]
+        found: list[Object] = [
+            item for item in obj.get("status", {}).get("rules", []) if item["name"] == rule
+        ]
         return found[0] if found else {}
 
     @contextmanager
     def forward(self, pod: str, port: int) -> Iterator[str]:
         """``http://127.0.0.1:PORT`` to a port of a pod, by ``kubectl port-forward``."""
         process = subprocess.Popen(
-            [tool("kubectl"), "-n", self.namespace, "port-forward", f"pod/{pod}", f":{port}", "--address", "127.0.0.1"],
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            [
+                tool("kubectl"),
+                "-n",
+                self.namespace,
+                "port-forward",
+                f"pod/{pod}",
+                f":{port}",
+                "--address",
+                "127.0.0.1",
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
         try:
             assert process.stdout
             line = process.stdout.readline()

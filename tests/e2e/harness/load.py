@@ -40,8 +40,17 @@ class Sample:
 class Load:
     """Traffic at a steady mean rate until stopped. Use as a context manager."""
 
-    def __init__(self, url: str, key: str, body: Callable[[int], Body], *, rate: float, seed: int = 7,
-                 headers: dict[str, str] | None = None, per_conversation: int = 1) -> None:
+    def __init__(
+        self,
+        url: str,
+        key: str,
+        body: Callable[[int], Body],
+        *,
+        rate: float,
+        seed: int = 7,
+        headers: dict[str, str] | None = None,
+        per_conversation: int = 1,
+    ) -> None:
         self.samples: list[Sample] = []
         self.seed = seed
         self._url, self._key, self._body, self._rate = url, key, body, rate
@@ -75,12 +84,16 @@ class Load:
 
     async def _one(self, http: httpx.AsyncClient, number: int) -> None:
         start, clock = time.time(), time.monotonic()
-        headers = {"Authorization": f"Bearer {self._key}",
-                   "sluice-conversation": f"{self.seed}-{number // self._per_conversation}", **self._headers}
+        headers = {
+            "Authorization": f"Bearer {self._key}",
+            "sluice-conversation": f"{self.seed}-{number // self._per_conversation}",
+            **self._headers,
+        }
         status, first, text, request_id, error = 0, 0.0, "", "", ""
         try:
-            async with http.stream("POST", self._url + "/v1/chat/completions", json=self._body(number),
-                                   headers=headers) as answer:
+            async with http.stream(
+                "POST", self._url + "/v1/chat/completions", json=self._body(number), headers=headers
+            ) as answer:
                 status, request_id = answer.status_code, answer.headers.get("x-request-id", "")
                 first = time.monotonic() - clock
                 raw = (await answer.aread()).decode()
@@ -108,5 +121,11 @@ def read_answer(raw: str) -> tuple[str, str]:
 
 def chat(question: str, *, max_tokens: int = 8, stream: bool = True, **more: Any) -> Body:
     """A chat request to the model ``assistant``."""
-    return {"model": "assistant", "stream": stream, "max_tokens": max_tokens, "temperature": 0,
-            "messages": [{"role": "user", "content": question}], **more}
+    return {
+        "model": "assistant",
+        "stream": stream,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "messages": [{"role": "user", "content": question}],
+        **more,
+    }

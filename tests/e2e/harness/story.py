@@ -28,6 +28,10 @@ class Story:
     _start: float = field(default_factory=time.monotonic)
     _chapter: str = ""
 
+    def at(self, unix: float) -> float:
+        """Seconds of the story at a wall-clock time."""
+        return unix - (time.time() - time.monotonic()) - self._start
+
     def tell(self, text: str) -> None:
         """One thing that happened."""
         at = time.monotonic() - self._start
@@ -66,4 +70,10 @@ class Story:
 
     def save(self, path: Path) -> None:
         """Lines and facts as JSON, from which the README's picture is drawn."""
-        path.write_text(json.dumps({"lines": self.lines, "facts": self.facts, "failed": self.failed}, ensure_ascii=False, indent=1))
+        path.write_text(
+            json.dumps(
+                {"lines": self.lines, "facts": self.facts, "failed": self.failed},
+                ensure_ascii=False,
+                indent=1,
+            )
+        )
