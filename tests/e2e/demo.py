@@ -1,7 +1,8 @@
 """``make demo``: from ``kubectl apply`` to an automatic rollback, on a real cluster with a real model.
 
-Each chapter applies manifests of ``examples/`` and checks what the timeline claims; any claim that does not hold ends the
-demo with exit code 1. A load generator sends real requests all along, and at the end none of a healthy arm may have failed.
+Each chapter applies manifests of ``examples/`` and checks what the timeline claims; any claim that does not
+hold ends the demo with exit code 1. A load generator sends real requests all along, and at the end none of a
+healthy arm may have failed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from openai import OpenAI
 
 from .harness.evidence import Tap, arrival
 from .harness.install import EXAMPLES, Installation, backend_pods, install, models_dir
-from .harness.kube import until
+from .harness.kube import Object, until
 from .harness.load import Load, Sample, chat
 from .harness.story import Story
 
@@ -36,17 +37,17 @@ class Demo:
         self.kube.apply_file(EXAMPLES / name, MODELS_DIR=models_dir())
         self.story.tell(f"kubectl apply -f examples/{name}")
 
-    def phase(self, *wanted: str, seconds: float = 90) -> dict[str, object]:
+    def phase(self, *wanted: str, seconds: float = 90) -> Object:
         """The rule's status once it is in one of these phases."""
         return until(
             f"rule {RULE} {' or '.join(wanted)} (now {self.kube.rule(POLICY, RULE)})",
-            lambda: (rule := self.kube.rule(POLICY, RULE)).get("phase") in wanted and rule,
+            lambda: rule if (rule := self.kube.rule(POLICY, RULE)).get("phase") in wanted else None,
             seconds=seconds,
         )
 
-    def told(self, rule: dict[str, object]) -> None:
+    def told(self, rule: Object) -> None:
         """The last line of the rule's history."""
-        last = rule["history"][-1]  # type: ignore[index]
+        last = rule["history"][-1]
         self.story.tell(f"{last['phase']} ({last['reason']}): {last['message']}")
 
     def ready(self, backend: str) -> None:
@@ -101,7 +102,7 @@ class Demo:
             for phase in ("Shadowing", "Step", "Promoted"):
                 rule = self.phase(phase, seconds=120)
                 self.told(rule)
-            seen = [line["phase"] for line in rule["history"]]  # type: ignore[attr-defined]
+            seen = [line["phase"] for line in rule["history"]]
             self.story.check(
                 seen[-4:] == ["Shadowing", "Step", "Step", "Promoted"], "shadow, 25 %, 50 %, promoted"
             )
@@ -116,12 +117,13 @@ class Demo:
             self.told(self.phase("Step"))
             rule = self.phase("RolledBack", seconds=120)
             self.told(rule)
-            self.story.check("p95" in rule["history"][-1]["message"], "a p95 guard rolled it back by itself")  # type: ignore[index]
+            self.story.check("p95" in rule["history"][-1]["message"], "a p95 guard rolled it back by itself")
             tap.settle()
             live = [r for r in tap.records if not r["mirror"]]
             seconds, requests = tap.after_first(lambda record: record is live[0])
             self.story.tell(
-                f"from its first slow answer to its last request: {seconds:.1f} s, {requests} candidate requests"
+                f"from its first slow answer to its last request: {seconds:.1f} s, "
+                f"{requests} candidate requests"
             )
             self.story.facts["slow"] = {"seconds": seconds, "candidate_requests": requests}
         self.apply("20-assistant.yaml")
@@ -190,7 +192,9 @@ class Demo:
         after = until(
             "the rollout to go on",
             lambda: (
-                (rule := self.kube.rule(POLICY, RULE)).get("numSamples", 0) > before["numSamples"] and rule
+                rule
+                if (rule := self.kube.rule(POLICY, RULE)).get("numSamples", 0) > before["numSamples"]
+                else None
             ),
             seconds=90,
         )

@@ -1,7 +1,7 @@
 """A tap on a pod's evidence stream: which requests an arm got, when, and how they went.
 
-It is how the demo and the benchmarks count what a candidate did after its first bad answer: at the pod itself, where no
-judgement of ours comes between.
+It is how the demo and the benchmarks count what a candidate did after its first bad answer: at the pod
+itself, where no judgement of ours comes between.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Tap:
             time.sleep(3)
 
     def after_first(self, bad: Callable[[Record], bool]) -> tuple[float, int]:
-        """Seconds from the end of the first bad answer to the arrival of the last request (0 where none came later),
-        and the number of requests that ended since, the first bad one included."""
+        """Seconds from the end of the first bad answer to the arrival of the last request (0 where none came
+        later), and the number of requests that ended since, the first bad one included."""
         first = next((index for index, record in enumerate(self.records) if bad(record)), None)
         if first is None:
             raise AssertionError(f"no bad record among {len(self.records)}")

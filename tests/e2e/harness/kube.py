@@ -50,8 +50,9 @@ def documents(path: Path, **values: str) -> Iterator[Object]:
     yield from (doc for doc in yaml.safe_load_all(Template(path.read_text()).safe_substitute(values)) if doc)
 
 
-def until(what: str, probe: Callable[[], T], *, seconds: float = 60, every: float = 0.1) -> T:
-    """The first true answer of ``probe``. Raises TimeoutError that says what was waited for and what was last seen."""
+def until(what: str, probe: Callable[[], T | None], *, seconds: float = 60, every: float = 0.1) -> T:
+    """The first true answer of ``probe``. Raises TimeoutError that says what was waited for and what was last
+    seen."""
     deadline = time.monotonic() + seconds
     while True:
         seen = probe()
@@ -74,9 +75,9 @@ class Kube:
     """The cluster, in one namespace by default."""
 
     def __init__(self, namespace: str) -> None:
-        config.load_kube_config(os.environ["KUBECONFIG"])
+        config.load_kube_config(os.environ["KUBECONFIG"])  # type: ignore[no-untyped-call]
         self.namespace = namespace
-        self._dynamic = DynamicClient(client.ApiClient())
+        self._dynamic = DynamicClient(client.ApiClient())  # type: ignore[no-untyped-call]
 
     def _api(self, kind: str) -> Any:
         return self._dynamic.resources.get(api_version=KINDS[kind], kind=kind)
@@ -85,7 +86,7 @@ class Kube:
         """Server-side apply, as ``kubectl apply --server-side`` does it."""
         resource = self._dynamic.resources.get(api_version=manifest["apiVersion"], kind=manifest["kind"])
         namespace = manifest["metadata"].get("namespace", self.namespace) if resource.namespaced else None
-        answer = self._dynamic.server_side_apply(
+        answer = self._dynamic.server_side_apply(  # type: ignore[no-untyped-call]
             resource,
             body=manifest,
             name=manifest["metadata"]["name"],
@@ -197,5 +198,5 @@ def refused(apply: Callable[[], Any]) -> str:
     try:
         apply()
     except ApiException as error:
-        return str(json.loads(error.body)["message"])
+        return str(json.loads(error.body or "{}")["message"])
     raise AssertionError("the API server accepted it")

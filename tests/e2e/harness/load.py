@@ -1,6 +1,8 @@
-"""An open-loop load generator: requests leave at the times of a Poisson process, whether or not answers have come.
+"""An open-loop load generator: requests leave at the times of a Poisson process, whether or not answers have
+come.
 
-It runs in a thread of its own, so that a test reads like a story; every request becomes a ``Sample``, failed ones too.
+It runs in a thread of its own, so that a test reads like a story; every request becomes a ``Sample``, failed
+ones too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Backends whose engine is scripted: the runtime's own server, contract, evidence and admin port without a model.
+"""Backends whose engine is scripted: the runtime's own server, contract, evidence and admin port without a
+model.
 
 They start in a second and take almost no CPU, so that rollouts can be driven at 20 requests/s on two cores.
 """
