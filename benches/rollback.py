@@ -1,8 +1,9 @@
 """How long a bad candidate, or an edit, lives on: ``make bench-rollback``.
 
-Seconds are measured with scripted runtimes (the runtime's own server, evidence and admin port, no model) behind the real
-gateway and operator on the real cluster, 20 requests/s, 10 % weight. A candidate is good until its script changes in the
-middle of a step; from its first bad answer to its last request is what counts, read off its own pod's evidence stream.
+Seconds are measured with scripted runtimes (the runtime's own server, evidence and admin port, no model)
+behind the real gateway and operator on the real cluster, 20 requests/s, 10 % weight. A candidate is good
+until its script changes in the middle of a step; from its first bad answer to its last request is what
+counts, read off its own pod's evidence stream.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def rollback(
     bad: Callable[[dict[str, Any]], bool],
     attempt: int,
 ) -> tuple[float, int]:
-    """One rollout that turns bad in the middle of its step: seconds and candidate requests until its last one."""
+    """One rollout that turns bad in the middle of its step: seconds and candidate requests until its last
+    one."""
     tap.put("/v1/script", standin.GOOD)
     tap.records.clear()
     sluice.kube.apply(
@@ -63,6 +65,12 @@ def rollback(
     return tap.after_first(bad)
 
 
+def answered(http: httpx.Client, url: str, wanted: str) -> None:
+    """Ask the gateway until its answer has this text in it."""
+    ask, body = url + "/v1/chat/completions", chat("?") | {"model": "edit"}
+    until("edit in force", lambda: wanted in http.post(ask, json=body).text, every=0.002)
+
+
 def edits(sluice: Installation, count: int) -> list[float]:
     """Seconds from a changed refusal being sent to the API server to a client reading it at the gateway."""
     seconds = []
@@ -76,19 +84,16 @@ def edits(sluice: Installation, count: int) -> list[float]:
             wanted = manifest["spec"]["rules"][0]["target"]["refusal"]["message"]
             start = time.monotonic()
             sluice.kube.apply(manifest)
-            until(
-                "edit in force",
-                lambda w=wanted: (
-                    w
-                    in http.post(  # type: ignore[misc]
-                        sluice.url + "/v1/chat/completions", json=chat("?") | {"model": "edit"}
-                    ).text
-                ),
-                every=0.002,
-            )
+            answered(http, sluice.url, wanted)
             seconds.append(time.monotonic() - start)
     sluice.kube.delete("RoutePolicy", "edit")
     return seconds
+
+
+def more_traffic(seconds: float) -> None:
+    """Let the load go on for so long."""
+    end = time.monotonic() + seconds
+    until(f"{seconds:.0f} s more traffic", lambda: time.monotonic() > end)
 
 
 def restarts(sluice: Installation, load: Load, count: int) -> list[int]:
@@ -101,7 +106,7 @@ def restarts(sluice: Installation, load: Load, count: int) -> list[int]:
         sluice.kube.wait(
             "Deployment", "sluice-operator", "available", lambda o: o["status"].get("availableReplicas") == 1
         )
-        until("5 s more traffic", lambda s=time.time(): time.time() > s + 5)  # type: ignore[misc]
+        more_traffic(5)
         failed.append(sum(not sample.ok for sample in load.since(start)))
     return failed
 
