@@ -362,7 +362,10 @@ async def test_a_request_keeps_the_configuration_it_started_with(pod: Pod) -> No
     generation.answer("Paris")
     assert (await request).status_code == 200
     assert (await pod.record())["config"] == "v1"
-    assert (await pod.post(chat_body())).status_code == 503
+    violating = asyncio.create_task(pod.post(chat_body(), headers=route_headers("v2")))
+    (await pod.engine.next()).answer("Paris")
+    assert (await violating).status_code == 502
+    assert (await pod.record(2))["config"] == "v2"
 
 
 async def test_sampling_defaults_come_from_the_configuration(pod: Pod) -> None:
