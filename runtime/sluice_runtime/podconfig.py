@@ -1,4 +1,5 @@
-"""The configurations a pod holds: what the operator sent, compiled once; exists so that no route means rules we lack.
+"""The configurations a pod holds: what the operator sent, compiled once; exists so that no route means rules
+we lack.
 
 Invariant: the held set is replaced as a whole; a request keeps the configuration that it started with.
 """
@@ -119,8 +120,9 @@ RETAIN_S = 60.0
 class ConfigStore:
     """The held set. `held` and `versions` may be read at any time; `replace` swaps them in one step.
 
-    A version that left the set is honoured for another minute, though no longer told of: requests that name it may be
-    on their way, and an operator that has just started can't know what the gateway's routes still name.
+    A version that left the set is honoured for another minute, though no longer told of: requests that name
+    it may be on their way, and an operator that has just started can't know what the gateway's routes still
+    name.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

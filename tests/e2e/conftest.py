@@ -30,7 +30,8 @@ def kube(sluice: Installation) -> Kube:
 
 @pytest.fixture
 def made(kube: Kube) -> Iterator[Callable[[Object], Object]]:
-    """Applies a manifest and deletes its object after the test; a deletion that does not end fails the test."""
+    """Applies a manifest and deletes its object after the test; a deletion that does not end fails the
+    test."""
     objects: list[Object] = []
 
     def make(manifest: Object) -> Object:

@@ -1,4 +1,6 @@
-"""A backend's status says which thing is wrong and why: a missing model, a corrupt or unsafe checkpoint, too little memory, no GPU."""
+"""A backend's status says which thing is wrong and why: a missing model, a corrupt or unsafe checkpoint, too
+little memory, no GPU.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What bad input gets: refused at admission, or Stalled with the field; over HTTP, an error of OpenAI's shape."""
+"""What bad input gets: refused at admission, or Stalled with the field; over HTTP, an error of OpenAI's
+shape.
+"""
 
 from __future__ import annotations
 

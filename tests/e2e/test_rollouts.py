@@ -21,7 +21,8 @@ PARIS = [{"name": "capital", "mustMatch": "Paris"}]
 def arms(
     sluice: Installation, made: Make, name: str, *, checks: list[Object] | None = None, **script: Any
 ) -> Iterator[Load]:
-    """Two backends NAME-a (stable) and NAME-b (scripted), a policy NAME without a rollout, and 20 requests/s."""
+    """Two backends NAME-a (stable) and NAME-b (scripted), a policy NAME without a rollout, and 20
+    requests/s."""
     kube = sluice.kube
     for arm, given in (("a", {}), ("b", script)):
         made(standin.backend(f"{name}-{arm}", **given))

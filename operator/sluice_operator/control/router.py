@@ -143,7 +143,8 @@ class Router:
             self._in_force()
 
     def _configure(self, made: Plan) -> None:
-        """Pods hold what is wanted and what is still routed; what leaves the set they honour for a while by themselves."""
+        """Pods hold what is wanted and what is still routed; what leaves the set they honour for a while by
+        themselves."""
         for configs in made.configs.values():
             self._known.update(configs)
         held = {cluster: dict(configs) for cluster, configs in made.configs.items()}
