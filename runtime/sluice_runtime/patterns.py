@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import re2  # type: ignore[import-untyped]
+import re2
 
 MAX_PATTERN_CHARS = 4096
 MAX_PROGRAM_SIZE = 4000
