@@ -80,16 +80,18 @@ def test_a_broken_checkpoint_is_named(
     assert word in stalled(kube, f"bad-{model}", reason)
 
 
-def test_too_little_memory_is_named(kube: Kube, made: Make, models: Path) -> None:
-    made(
-        real(
-            "tight",
-            str(models / "smol"),
-            resources={"requests": {"cpu": "100m"}, "limits": {"memory": "300Mi"}},
-        )
-    )
-    message = stalled(kube, "tight", "OutOfMemory")
-    assert "memory" in message.lower()
+@pytest.mark.parametrize(
+    ("memory", "kv", "reason", "word"),
+    [("300Mi", "16Mi", "OOMKilled", "killed"), ("1Gi", "2Gi", "OutOfMemory", "kvCacheMemory")],
+)
+def test_too_little_memory_is_named(
+    kube: Kube, made: Make, models: Path, memory: str, kv: str, reason: str, word: str
+) -> None:
+    """The kernel's word where it came first, else the runtime's own sum before it loads."""
+    limits = {"requests": {"cpu": "100m"}, "limits": {"memory": memory}}
+    engine = {"maxModelLen": 256, "kvCacheMemory": kv}
+    made(real("tight", str(models / "smol"), resources=limits, engine=engine))
+    assert word in stalled(kube, "tight", reason)
 
 
 def test_gpus_are_requested_and_a_missing_one_is_named(kube: Kube, made: Make) -> None:

@@ -104,6 +104,10 @@ def test_good_requests_pass(sluice: Installation, served: str) -> None:
     ("spoil", "word"),
     [
         (lambda p: p["spec"]["rules"][0].update(targt={}), "targt"),
+        (
+            lambda p: p["spec"]["rules"][0].update(contract={"checks": [{"name": "c", "mustMatch": "(a"}]}),
+            "mustMatch",
+        ),
         (lambda p: p["spec"]["rules"][0].update(target={}), "target"),
         (lambda p: p["spec"]["rules"][0].update(rollout=standin.rollout("x", 10, 5)), "weight"),
         (lambda p: p["spec"]["rules"][0].update(rollout=standin.rollout("x", 101)), "weight"),
@@ -143,7 +147,10 @@ def test_a_wrong_backend_is_refused_at_admission(
         (lambda rule: rule.update(target={"backend": "none-such"}), "target.backend"),
         (lambda rule: rule.update(cacheScope="none-such"), "cacheScope"),
         (lambda rule: rule.update(match={"tasks": ["nl2sql"]}), "nl2sql"),
-        (lambda rule: rule.update(contract={"checks": [{"name": "c", "mustMatch": "(a"}]}), "mustMatch"),
+        (
+            lambda rule: rule.update(contract={"checks": [{"name": "c", "jsonSchema": {"type": 5}}]}),
+            "jsonSchema",
+        ),
         (lambda rule: rule.update(rollout=standin.rollout("none-such", 10)), "candidate"),
     ],
 )

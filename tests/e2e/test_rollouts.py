@@ -99,6 +99,7 @@ def test_a_slow_candidate_goes_back_and_stays_back(sluice: Installation, made: M
             lambda o: o["status"]["observedGeneration"] == o["metadata"]["generation"],
         )
         with tap(sluice, "slow-b") as b:
+            b.settle()
             seen, sent = len(b.records), len(load.samples)
             until("more traffic", lambda: len(load.samples) > sent + 60)
             assert len(b.records) == seen
@@ -241,8 +242,7 @@ def test_a_killed_operator_and_a_killed_candidate(sluice: Installation, made: Ma
             lambda: (
                 (r := kube.rule("kill", "all")).get("held") == "CandidateNotReady"
                 or r["phase"] == "RolledBack"
-                or (r["weight"] == 25
-                and r)
+                or (r["weight"] == 25 and r)
             ),
         )
         assert rule

@@ -22,7 +22,7 @@ _MODEL_REASONS = {
     "UnsupportedModel": "this architecture or file is not supported by the runtime image",
     "OutOfMemory": "raise spec.resources.limits.memory, or lower spec.engine.kvCacheMemory or maxModelLen, "
     "in a new backend",
-    "OOMKilled": "raise spec.resources.limits.memory, or lower spec.engine.kvCacheMemory or maxModelLen, in "
+    "OOMKilled": "the kernel killed it for its memory limit: raise spec.resources.limits.memory, or lower spec.engine.kvCacheMemory or maxModelLen, in "
     "a new backend",
 }
 _PULL_REASONS = (
