@@ -1,7 +1,8 @@
 """``python -m sluice_operator``: the operator as a process.
 
-It exits non-zero when anything that should not end ends, so that Kubernetes starts it again; the gateway
-keeps serving meanwhile.
+It waits for the Lease before it does anything, and lets go of it when told to stop, after the last decision
+and write. It exits non-zero when anything that should not end ends, so that Kubernetes starts it again; the
+gateway keeps serving meanwhile.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import asyncio
 import json
 import logging
 import os
+import signal
+import socket
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +28,7 @@ from .control import metrics
 from .control.app import App
 from .control.context import Settings
 from .kube import Kube
+from .kube.lease import Lease, LeaseLost
 from .plan.backend import Defaults
 from .plan.names import RUNTIME_SECRET
 from .xds.bootstrap import TlsFiles
@@ -91,6 +95,18 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         default=env("RUNTIME_SECRET", RUNTIME_SECRET),
         help="name of the Secret with keys admin-token and gateway-credential, made where absent "
         "(default: %(default)s)",
+    )
+    add(
+        "--lease-name",
+        default=env("LEASE_NAME", "sluice-operator"),
+        help="Lease in the operator's own namespace whose holder alone decides and writes "
+        "(default: %(default)s)",
+    )
+    add(
+        "--lease-seconds",
+        type=int,
+        default=int(env("LEASE_SECONDS", "5")),
+        help="after so long without renewal another process may take the Lease (default: %(default)s)",
     )
     add(
         "--xds-address",
@@ -191,9 +207,15 @@ async def _serve_http(app: App, where: tuple[str, int]) -> web.AppRunner:
 
 
 async def run(args: argparse.Namespace) -> int:
-    """Runs until told to stop (0), or until something breaks (1)."""
+    """Runs until told to stop (0), or until something breaks or the Lease is lost (1)."""
     host, port = _address(args.xds_address)
+    stop = asyncio.Event()
+    _stop_on_signals(stop)
     kube = await Kube.connect()
+    # A container that starts again in its pod is the same holder: its predecessor is dead for certain.
+    identity = f"{socket.gethostname()}_{os.getpid()}"
+    lease = Lease(kube, args.namespace, args.lease_name, identity, duration_s=args.lease_seconds)
+    kube.may_write = lambda: lease.held
     app = App(
         _settings(args),
         kube,
@@ -205,9 +227,29 @@ async def run(args: argparse.Namespace) -> int:
         },
     )
     runner = await _serve_http(app, _address(args.http_address))
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    try:
+        acquiring = asyncio.create_task(lease.acquire(), name="lease")
+        await asyncio.wait({stopping, acquiring}, return_when=asyncio.FIRST_COMPLETED)
+        if stop.is_set():
+            await _end(acquiring)
+            await lease.release()
+            return 0
+        acquiring.result()
+        return await _work(app, lease, stop, stopping)
+    finally:
+        await _end(stopping)
+        await runner.cleanup()
+        await kube.close()
+
+
+async def _work(app: App, lease: Lease, stop: asyncio.Event, stopping: asyncio.Task[Any]) -> int:
+    """What the holder of the Lease does, until something ends; the Lease is let go last."""
+    keeping = asyncio.create_task(lease.keep(), name="lease")
     registry = kopf.get_default_registry()
     handlers.register(registry, app)
     namespaces = list(app.ctx.settings.namespaces)
+    watching = asyncio.Event()
     ours = asyncio.create_task(app.run(), name="sluice")
     theirs = asyncio.create_task(
         kopf.operator(
@@ -216,23 +258,50 @@ async def run(args: argparse.Namespace) -> int:
             standalone=True,
             clusterwide=not namespaces,
             namespaces=namespaces,
+            ready_flag=watching,
+            stop_flag=stop,
         ),
         name="kopf",
     )
+    signals = asyncio.create_task(_take_signals_back(watching, stop), name="signals")
     try:
-        done, _ = await asyncio.wait({ours, theirs}, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait({ours, theirs, keeping, stopping}, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
-            if not task.cancelled() and task.exception() is not None:
-                log.error("the operator ends", exc_info=task.exception())
+            error = None if task.cancelled() else task.exception()
+            if isinstance(error, LeaseLost):
+                log.error("the operator ends", extra={"error": str(error)})
                 return 1
-        # kopf ends by itself on SIGTERM and SIGINT alone.
-        return 0 if theirs in done else 1
+            if error is not None:
+                log.error("the operator ends", exc_info=error)
+                return 1
+        return 0 if stopping in done or theirs in done else 1
     finally:
-        for task in (ours, theirs):
-            task.cancel()
-        await asyncio.wait({ours, theirs}, timeout=5)
-        await runner.cleanup()
-        await kube.close()
+        await _end(signals)
+        if await _end(ours):
+            await _end(keeping)
+            await lease.release()
+        await _end(keeping)
+        await _end(theirs)
+
+
+async def _end(task: asyncio.Task[Any]) -> bool:
+    """Cancels, and waits for a while. Returns whether it has ended."""
+    task.cancel()
+    await asyncio.wait({task}, timeout=3)
+    return task.done()
+
+
+def _stop_on_signals(stop: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+
+
+async def _take_signals_back(watching: asyncio.Event, stop: asyncio.Event) -> None:
+    """kopf takes SIGTERM for itself as it starts, and would first spend seconds on its own ending."""
+    await watching.wait()
+    await asyncio.sleep(0.1)
+    _stop_on_signals(stop)
 
 
 def main() -> None:

@@ -124,8 +124,10 @@ def test_each_watched_namespace_has_a_role_of_its_own() -> None:
     }
     own = objects["Role", "team", "sluice-operator"]["rules"]
     assert {resource for rule in own for resource in rule["resources"]} == {"secrets"}
+    lease = objects["Role", "team", "sluice-operator-lease"]["rules"]
+    assert {resource for rule in lease for resource in rule["resources"]} == {"leases"}
     everywhere = render("--set", "watchAllNamespaces=true")
-    assert not [key for key in everywhere if key[0] == "Role"]
+    assert [key for key in everywhere if key[0] == "Role"] == [("Role", "team", "sluice-operator-lease")]
     assert ("ClusterRole", "", "team-sluice-operator") in everywhere
 
 
@@ -189,6 +191,7 @@ def test_the_operator_may_do_what_it_does_and_nothing_else(api_server: ApiServer
         ("create", "deployments.apps"), ("patch", "services"), ("create", "poddisruptionbudgets.policy"),
         ("delete", "controllerrevisions.apps"), ("list", "pods"), ("get", "secrets"), ("create", "events"),
         ("patch", "secret/sluice-runtime"), ("get", "namespaces"),
+        ("create", "leases.coordination.k8s.io"), ("update", "lease.coordination.k8s.io/sluice-operator"),
     ):  # fmt: skip
         assert can(api_server, "rights", user, verb, what), f"{verb} {what}"
         if what != "namespaces":
@@ -197,7 +200,7 @@ def test_the_operator_may_do_what_it_does_and_nothing_else(api_server: ApiServer
         ("patch", "routepolicies"), ("patch", "tenants"), ("update", "inferencebackends"),
         ("delete", "inferencebackends"),
         ("create", "pods"), ("create", "pods/exec"), ("delete", "pods"), ("delete", "secrets"),
-        ("patch", "secret/demo-key"),
+        ("patch", "secret/demo-key"), ("update", "lease.coordination.k8s.io/another"),
         ("create", "roles.rbac.authorization.k8s.io"), ("list", "nodes"), ("create", "namespaces"),
         ("patch", "customresourcedefinitions.apiextensions.k8s.io"),
     ):  # fmt: skip

@@ -54,7 +54,7 @@ def permit(world: World, *, everywhere: bool) -> None:
 @pytest.mark.parametrize("everywhere", [False, True])
 async def test_the_charts_roles_suffice(bare: World, everywhere: bool) -> None:
     permit(bare, everywhere=everywhere)
-    await bare.start_operator()
+    await bare.start_operator(lease_name="sluice-operator")
     async with LocalEnvoy(bare.ads_port):
         await bare.tenant()
         await bare.serve("a")

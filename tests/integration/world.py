@@ -75,6 +75,8 @@ class World:
     gateway_port: int = field(default_factory=free_port)
     http_port: int = field(default_factory=free_port)
     operator: asyncio.subprocess.Process | None = None
+    operators: list[asyncio.subprocess.Process] = field(default_factory=list)
+    """All that were ever started; ``operator`` is the last."""
     pods: list[PlayedPod] = field(default_factory=list)
     key: str = "key-of-demo"
     num_pods: int = 0
@@ -83,9 +85,10 @@ class World:
 
     # Processes
 
-    async def start_operator(self) -> None:
+    async def start_operator(self, *, wait: bool = True, **other: int | str) -> asyncio.subprocess.Process:
+        """``wait=False``: it may have to wait for the Lease. ``other``: flags, with underscores."""
         log = (self.directory / "operator.log").open("ab")
-        flags = {
+        flags: dict[str, int | str | float] = {
             "namespace": SYSTEM,
             "watch-namespaces": self.namespace,
             "xds-address": f"127.0.0.1:{self.ads_port}",
@@ -93,6 +96,8 @@ class World:
             "http-address": f"127.0.0.1:{self.http_port}",
             "start-seconds": 5,
             "drain-seconds": 3,
+            "lease-name": f"operator-{self.namespace}",
+            **{name.replace("_", "-"): value for name, value in other.items()},
         }
         self.operator = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -103,19 +108,26 @@ class World:
             stdout=log,
             stderr=log,
         )
+        self.operators.append(self.operator)
 
         async def ready() -> bool:
             assert self.operator is not None
             assert self.operator.returncode is None, self.log()[-3000:]
-            with contextlib.suppress(aiohttp.ClientError):
-                async with (
-                    aiohttp.ClientSession() as http,
-                    http.get(f"http://127.0.0.1:{self.http_port}/readyz") as answer,
-                ):
-                    return answer.status == 200
-            return False
+            return await self.probe("readyz", int(flags["http-address"].rpartition(":")[2])) == 200  # type: ignore[union-attr]
 
-        await until("the operator is ready", ready, seconds=30)
+        if wait:
+            await until("the operator is ready", ready, seconds=30)
+        return self.operator
+
+    async def probe(self, path: str, port: int | None = None) -> int:
+        """Status of one of the operator's own endpoints; 0 where nobody listens."""
+        with contextlib.suppress(aiohttp.ClientError):
+            async with (
+                aiohttp.ClientSession() as http,
+                http.get(f"http://127.0.0.1:{port or self.http_port}/{path}") as answer,
+            ):
+                return answer.status
+        return 0
 
     async def kill_operator(self, number: int = signal.SIGKILL) -> int:
         assert self.operator is not None
@@ -243,7 +255,8 @@ class World:
     def server_stopped(self) -> Iterator[None]:
         """The API server answers nobody, as in a partition."""
         children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-        [pid] = [int(c) for c in children if Path(f"/proc/{c}/comm").read_text().startswith("kube-apiserver")]
+        ours = f"--secure-port={self.server.url.rpartition(':')[2]}"  # tests/apiserver has another one
+        [pid] = [int(c) for c in children if ours in Path(f"/proc/{c}/cmdline").read_text().split("\0")]
         os.kill(pid, signal.SIGSTOP)
         try:
             yield
@@ -254,7 +267,7 @@ class World:
         await self.kube.patch_status(POD, self.namespace, name, status)
 
     async def stop(self) -> None:
-        for process in [p.process for p in self.pods] + ([self.operator] if self.operator else []):
+        for process in [*(p.process for p in self.pods), *self.operators]:
             if process.returncode is None:
                 process.kill()
                 await process.wait()

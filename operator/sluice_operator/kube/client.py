@@ -8,6 +8,7 @@ status subresources.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +66,7 @@ CONFIG_MAP, SECRET, POD, NAMESPACE = (Kind("v1", k) for k in ("ConfigMap", "Secr
 EVENT = Kind("v1", "Event")
 DEPLOYMENT = Kind("apps/v1", "Deployment")
 CONTROLLER_REVISION = Kind("apps/v1", "ControllerRevision")
+LEASE = Kind("coordination.k8s.io/v1", "Lease")
 BACKEND, POLICY, SCOPE, TENANT = (
     Kind(API_VERSION, k) for k in ("InferenceBackend", "RoutePolicy", "CacheScope", "Tenant")
 )
@@ -80,6 +82,8 @@ class Kube:
     def __init__(self, api: kubernetes_client.ApiClient, *, timeout: float = 10.0) -> None:
         self._api = api
         self._timeout = timeout
+        self.may_write: Callable[[], bool] = lambda: True
+        """Asked before every write but that of the Lease: who does not hold it writes nothing."""
 
     @classmethod
     async def connect(cls, *, kubeconfig: str | None = None) -> Kube:
@@ -160,6 +164,18 @@ class Kube:
             content_type="application/merge-patch+json",
         )
 
+    async def write_lease(self, obj: Object) -> Object:
+        """Creates it, or replaces the very version that ``obj`` was read as. Raises Conflict otherwise."""
+        meta = obj["metadata"]
+        fresh = not meta.get("resourceVersion")
+        return await self._call(
+            "POST" if fresh else "PUT",
+            LEASE.path(meta["namespace"], None if fresh else meta["name"]),
+            body=obj,
+            query=[("fieldManager", FIELD_MANAGER)],
+            fenced=False,
+        )
+
     async def patch_event(self, namespace: str, name: str, body: Object) -> Object:
         return await self._call(
             "PATCH", EVENT.path(namespace, name), body=body, content_type="application/merge-patch+json"
@@ -182,7 +198,10 @@ class Kube:
         body: Object | None = None,
         query: list[tuple[str, str]] | None = None,
         content_type: str = "application/json",
+        fenced: bool = True,
     ) -> Object:
+        if fenced and method != "GET" and not self.may_write():
+            raise KubeError(0, f"{method} {path}: not sent, since this process does not hold the Lease")
         try:
             request = await self._api.param_serialize(
                 method,
