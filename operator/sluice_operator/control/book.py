@@ -15,9 +15,10 @@ from typing import Any
 
 from ..api import CacheScope, InferenceBackend, RoutePolicy, RoutePolicySpec, RuleStatus, Tenant
 from ..api.routepolicy import ArmStatus, Phase, Rule, Transition
-from ..gates import GateState, Observation, align, fold
+from ..gates import GateState, Observation, align, deafen, fold
 from ..plan import names
 from ..plan.arms import CANDIDATE, STABLE, candidate_arm, stable_arm
+from ..plan.backend_status import PodState
 from ..plan.conditions import Problem
 from ..plan.rollout import Arms, World, decide
 from ..plan.routes import Accepted
@@ -36,6 +37,7 @@ class Entry:
 
     name: Name
     created: str
+    uid: str = ""
     generation: int = 0
     accepted: int = 0
     spec: RoutePolicySpec | None = None
@@ -43,7 +45,11 @@ class Entry:
     rules: dict[str, RuleStatus] = field(default_factory=dict)
     pending: dict[str, RuleStatus] = field(default_factory=dict)
     gates: dict[str, GateState] = field(default_factory=dict)
+    unheard: dict[str, datetime] = field(default_factory=dict)
+    """Since when evidence of a rule's arms can't be heard."""
     news: list[tuple[str, Transition]] = field(default_factory=list)
+    told: tuple[Problem, ...] = ()
+    """Problems that an Event has told already."""
     urgent: bool = True
     written: float = 0.0
     in_force: int = 0
@@ -98,7 +104,7 @@ class Book:
         if policy is None:
             return self.entries.pop(name, None) is not None
         entry = self.entries.get(name)
-        if entry is None or entry.created != policy.metadata.creation_timestamp:
+        if entry is None or (entry.created, entry.uid) != _birth(policy):
             entry = self.entries[name] = self._new(policy)
         spec_before, problems_before = entry.spec, entry.problems
         entry.generation = policy.metadata.generation
@@ -113,12 +119,13 @@ class Book:
 
     def _new(self, policy: RoutePolicy | Broken) -> Entry:
         name = (policy.metadata.namespace, policy.metadata.name)
-        entry = Entry(name, policy.metadata.creation_timestamp)
+        entry = Entry(name, *_birth(policy))
         if name in self._revisions:
             entry.accepted, entry.spec = self._revisions[name]
             entry.kept = entry.accepted
-        if isinstance(policy, RoutePolicy):
-            entry.rules = {r.name: r for r in policy.status.rules}
+        # Also where the spec is not understood: what was rolled back stays so.
+        rules = policy.status.rules if isinstance(policy, RoutePolicy) else _rules(policy.status)
+        entry.rules = {r.name: r for r in rules}
         return entry
 
     def _around(self, name: Name, created: str) -> Surroundings:
@@ -143,7 +150,14 @@ class Book:
 
     def observe(self, entry: Entry, rule: Rule, observations: Iterable[Observation], now: datetime) -> None:
         status = entry.rules.get(rule.name) or RuleStatus(name=rule.name)
-        entry.gates[rule.name] = fold(align(entry.gates.get(rule.name), rule, status, now), observations)
+        gate = align(entry.gates.get(rule.name), rule, status, now)
+        self._listen(entry, rule, gate, now)
+        try:
+            entry.gates[rule.name] = fold(gate, observations)
+        except Exception:
+            # One pod's nonsense must not end the loop that all rollouts depend on.
+            metrics.DECISION_ERRORS.inc()
+            log.exception("evidence could not be taken in", extra={"policy": entry.key, "rule": rule.name})
 
     def decide(self, entry: Entry, now: datetime, only: str | None = None) -> bool:
         """Decides each rule, or ``only`` one. Returns whether the gateway must be told at once."""
@@ -154,7 +168,7 @@ class Book:
             if only is None or rule.name == only:
                 changed |= self._decide(entry, rule, now)
         known = {rule.name for rule in entry.spec.rules}
-        for table in (entry.rules, entry.pending, entry.gates):
+        for table in (entry.rules, entry.pending, entry.gates, entry.unheard):
             for gone in [n for n in table if n not in known]:
                 del table[gone]
         return changed
@@ -166,7 +180,8 @@ class Book:
             return False
         try:
             gate = align(entry.gates.get(rule.name), rule, before, now)
-            decision = decide(entry.key, rule, before, gate, self._world(entry, rule), now)
+            self._listen(entry, rule, gate, now)
+            decision = decide(entry.key, rule, before, gate, self._world(entry, rule, now), now)
         except Exception:
             metrics.DECISION_ERRORS.inc()
             log.exception("a decision failed", extra={"policy": entry.key, "rule": rule.name})
@@ -213,7 +228,13 @@ class Book:
             for r in entry.spec.rules
         )
 
-    def _world(self, entry: Entry, rule: Rule) -> World:
+    def _listen(self, entry: Entry, rule: Rule, gate: GateState, now: datetime) -> None:
+        """Evidence of one arm alone is none."""
+        stable = rule.target.backend
+        if self.warm and rule.rollout is not None and stable and self._unheard(entry.name[0], stable):
+            deafen(gate, now)
+
+    def _world(self, entry: Entry, rule: Rule, now: datetime) -> World:
         stable, candidate = stable_arm(rule), candidate_arm(rule)
         namespace = entry.name[0]
         if stable is not None and stable.service is not None:
@@ -245,8 +266,16 @@ class Book:
                 self._holds(namespace, candidate.backend, config)
                 and self._reached(namespace, candidate.backend) > 0
             )
-            live = self.warm and self._live(namespace, candidate.backend)
-        return World(Arms(target, other), stable_ready, ready, live)
+            live = (
+                self.warm
+                and self._live(namespace, candidate.backend)
+                and not self._unheard(namespace, target.backend)
+            )
+        if live or not self.warm:
+            entry.unheard.pop(rule.name, None)
+            return World(Arms(target, other), stable_ready, ready, live)
+        since = entry.unheard.setdefault(rule.name, now)
+        return World(Arms(target, other), stable_ready, ready, live, (now - since).total_seconds())
 
     def _identity(self, namespace: str, backend: str) -> str:
         found = self._cache.backends.get((namespace, backend))
@@ -271,6 +300,25 @@ class Book:
         )
 
     def _live(self, namespace: str, backend: str) -> bool:
+        return bool(self._pods(namespace, backend)) and not self._unheard(namespace, backend)
+
+    def _unheard(self, namespace: str, backend: str) -> bool:
+        """Whether some pod answers requests and tells nothing of them. (Where no pod answers there is
+        nothing to tell: a stable arm that is down is no reason to send it the candidate's traffic too.)"""
+        return any(not p.stream.connected for p in self._pods(namespace, backend))
+
+    def _pods(self, namespace: str, backend: str) -> tuple[PodState, ...]:
         made = self.router.plan if self.router else None
-        pods = made.endpoints.get(names.cluster(namespace, backend), ()) if made else ()
-        return bool(pods) and all(p.stream.connected for p in pods)
+        return made.endpoints.get(names.cluster(namespace, backend), ()) if made else ()
+
+
+def _birth(policy: RoutePolicy | Broken) -> tuple[str, str]:
+    """What tells an object from its successor of the same name, which may come within the same second."""
+    return policy.metadata.creation_timestamp, policy.metadata.uid
+
+
+def _rules(status: Mapping[str, Any]) -> list[RuleStatus]:
+    try:
+        return [RuleStatus.model_validate(rule) for rule in status.get("rules") or []]
+    except ValueError:
+        return []

@@ -138,7 +138,9 @@ class Policies:
                 now(),
                 kind="Warning" if bad else "Normal",
             )
-        if entry.problems:
+        # Once, and not at each checkpoint of a rollout that goes on under them.
+        problems, entry.told = entry.told, entry.problems
+        if entry.problems and entry.problems != problems:
             await self._ctx.recorder.tell(
                 about("RoutePolicy", policy.metadata),
                 entry.problems[0].reason,

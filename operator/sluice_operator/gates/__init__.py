@@ -9,9 +9,10 @@ The loop that uses them::
     gate = align(gate, rule, decision.status, now)        # follows stage, weight and restarts of evidence
 """
 
-from .gate import GateState, Verdict, align, belongs, checkpoint, fold, verdict
+from .gate import GateState, Verdict, align, belongs, checkpoint, deafen, fold, verdict
 from .observation import ArmName, Observation
 
 __all__ = [
-    "ArmName", "GateState", "Observation", "Verdict", "align", "belongs", "checkpoint", "fold", "verdict",
+    "ArmName", "GateState", "Observation", "Verdict", "align", "belongs", "checkpoint", "deafen", "fold",
+    "verdict",
 ]

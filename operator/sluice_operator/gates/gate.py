@@ -32,7 +32,7 @@ _NO_TRAFFIC = (0, 0)
 
 
 class GateState:
-    """Evidence of one rule. Mutable, owned by one caller; only `fold` and `align` change it."""
+    """Evidence of one rule. Mutable, owned by one caller; only `fold`, `align` and `deafen` change it."""
 
     __slots__ = (
         "_answered", "fired", "guards", "hard", "key", "num_samples", "num_stable_samples", "share", "since",
@@ -158,6 +158,12 @@ def fold(gate: GateState, observations: Iterable[Observation]) -> GateState:
     for seen in observations:
         gate.take(seen)
     return gate
+
+
+def deafen(gate: GateState, now: datetime) -> None:
+    """Stable can't be heard now, so a bad event would look like the candidate's whoever had more of them:
+    requests that began before now count for no guard. Hard gates, which compare nothing, stay armed."""
+    gate.since = max(gate.since, now.timestamp())
 
 
 def verdict(gate: GateState, now: datetime) -> Verdict:

@@ -31,6 +31,10 @@ MAX_HISTORY = 20
 EVIDENCE_LIFETIME = timedelta(hours=1)
 """Evidence restarts after so long, or thousands of good requests would hide a late regression."""
 
+UNGUARDED_S = 15.0
+"""A candidate whose evidence can't be heard keeps its traffic for so long, as it does at a gateway that hears
+nothing of its operator: a pod that is short of CPU for some seconds is no reason to move traffic."""
+
 _EVIDENCE_FIELDS = {"num_samples", "num_stable_samples", "guards"}
 _UNDER_WAY = (Phase.SHADOWING, Phase.STEP, Phase.PROMOTED)
 _OVER = (Phase.ROLLED_BACK, Phase.ABORTED)
@@ -185,6 +189,16 @@ def candidate_not_ready(s: Situation) -> _Outcome | None:
     return _Outcome(s.status.model_copy(update={"weight": 0, "shadow_percent": 0, "held": held}))
 
 
+def unguarded(s: Situation) -> _Outcome | None:
+    """No candidate runs for long where nobody could tell that it is bad. Its evidence stays, and it comes
+    back by itself when it is heard again."""
+    if not s.in_force or s.world.evidence_live or s.world.unheard_s <= UNGUARDED_S:
+        return None
+    return _Outcome(
+        s.status.model_copy(update={"weight": 0, "shadow_percent": 0, "held": "EvidenceNotLive"})
+    )
+
+
 def gates_changed(s: Situation) -> _Outcome | None:
     """What was judged by other gates does not count."""
     if s.status.gates == s.gates:
@@ -282,7 +296,7 @@ RULES: tuple[Callable[[Situation], _Outcome | None], ...] = (
     no_rollout, aborted, candidate_is_target,
     new_target_not_ready, identity_unknown, attempt_rejected, attempt_changed, promoted,
     hard_gate_broken, guard_fired,
-    candidate_not_ready, gates_changed, stage_edited, not_arrived, evidence_expired,
+    candidate_not_ready, unguarded, gates_changed, stage_edited, not_arrived, evidence_expired,
     paused, evidence_missing, stage_incomplete,
     shadow_complete, step_complete, unknown_phase,
 )

@@ -37,7 +37,9 @@ class World:
     """At least one endpoint acknowledged by the gateway, at the recorded identity, holding the arm's
     configuration."""
     evidence_live: bool
-    """The streams of the candidate's pods and the gateway's access log are connected."""
+    """The candidate's pods are there and tell what they do, and so does every pod of the target."""
+    unheard_s: float = 0.0
+    """For how long they have not been, seconds."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 
 from sluice_operator.api.routepolicy import Guard, Metric, RuleStatus
-from sluice_operator.gates import ArmName, GateState, Observation, align, checkpoint, fold, verdict
+from sluice_operator.gates import ArmName, GateState, Observation, align, checkpoint, deafen, fold, verdict
 from sluice_operator.gates.guard import guard_names
 from sluice_operator.gates.window import StableWindow
 from unit.gates import traffic
@@ -289,3 +289,22 @@ def test_ten_thousand_records_fold_quickly() -> None:
     begin = time.process_time()
     fold(state, records)
     assert time.process_time() - begin < 0.25
+
+
+def test_while_stable_cannot_be_heard_the_candidate_is_not_blamed_but_for_its_form() -> None:
+    """Stable's pods are slow to tell: all that is heard of is the candidate's, and proves nothing."""
+    state = warm(gate(guards=TTFT))
+    before = bad(state)
+    for index in range(40):
+        now = at(100 + index)
+        deafen(state, now)
+        state.take(seen(100 + index, ttft_s=9.0, age_s=9.0))
+    assert bad(state) == before
+    assert not verdict(state, at(140)).reason
+    for index in range(40):
+        state.take(seen(150 + index, candidate=index % 2 == 0, ttft_s=9.0, age_s=9.0))
+    assert bad(state) > before, "heard again, it counts"
+    state = warm(gate(guards=TTFT))
+    deafen(state, at(100))
+    state.take(seen(100, hard_violations=("sluice/leak",)))
+    assert verdict(state, at(100)).reason == "HardGateBroken"

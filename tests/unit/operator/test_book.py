@@ -24,6 +24,8 @@ class Router:
 
     def __init__(self, book: Book) -> None:
         self._book = book
+        self.silent: set[str] = set()
+        self.away: set[str] = set()
 
     @property
     def plan(self) -> Any:
@@ -37,8 +39,8 @@ class Router:
             pods = {
                 f"ns/{n}": (
                     PodState(
-                        PodView(n, "ns", n, ip="10.0.0.1", phase="Running", ready=True),
-                        StreamView(True, DIGEST, frozenset(made.configs[f"ns/{n}"])),
+                        PodView(n, "ns", n, ip="10.0.0.1", phase="Running", ready=n not in self.away),
+                        StreamView(n not in self.silent, DIGEST, frozenset(made.configs[f"ns/{n}"])),
                     ),
                 )
                 for n in "ab"
@@ -184,3 +186,67 @@ def test_a_policy_made_anew_inherits_nothing() -> None:
     cache.put("RoutePolicy", again)
     book.consider(NAME)
     assert book.entries[NAME].rules == {}
+
+
+def test_a_policy_made_anew_within_the_same_second_inherits_nothing() -> None:
+    """Deletion and creation arrive in either order: only the uid tells."""
+    cache, book, _ = stepped()
+    again = policy(9, rollout=ROLLOUT)
+    again["metadata"] |= {"uid": "v"}
+    cache.put("RoutePolicy", again)
+    book.consider(NAME)
+    assert book.entries[NAME].rules == {}
+
+
+def test_what_was_rolled_back_stays_so_when_the_spec_is_not_understood() -> None:
+    """A newer schema, an older operator: it starts and knows the spec only from the revision."""
+    cache, _, _ = stepped()
+    odd = policy(9, 2)
+    odd["spec"]["surprise"] = 1
+    odd["status"] = {"rules": [{"name": "all", "phase": "RolledBack", "rejected": ["x"]}]}
+    cache.put("RoutePolicy", odd)
+    after = Book(cache)
+    after.consider(NAME)
+    assert after.entries[NAME].rules["all"].rejected == ["x"]
+    assert after.entries[NAME].problems
+
+
+def test_a_record_that_makes_no_sense_ends_nothing() -> None:
+    _, book, entry = stepped()
+    rule = entry.spec.rules[0]  # type: ignore[union-attr]
+    nonsense = bad(NOW, entry.rules["all"].attempt).__class__(
+        time=NOW.timestamp(), request_id="x", arm=ArmName.STABLE, age_s="long", hard_violations=None,  # type: ignore[arg-type]
+    )  # fmt: skip
+    book.observe(entry, rule, [nonsense], NOW)
+    now = NOW + timedelta(seconds=10)
+    book.observe(entry, rule, [bad(now, entry.rules["all"].attempt)], now)
+    assert book.decide(entry, now)
+    assert entry.rules["all"].phase is Phase.ROLLED_BACK
+
+
+def seconds(book: Book, entry: Entry, number: int) -> None:
+    for i in range(number):
+        now = NOW + timedelta(seconds=20 + i)
+        book.decide(entry, now)
+        book.apply_pending(entry, dict(entry.pending), now)
+
+
+def test_a_lost_stream_moves_no_traffic_for_seconds_and_the_candidates_away_after_that() -> None:
+    for silent in "ab":
+        _, book, entry = stepped()
+        book.router.silent = {silent}  # type: ignore[union-attr]
+        seconds(book, entry, 15)
+        assert entry.rules["all"].weight == 10, silent
+        assert entry.rules["all"].stable.backend == "a"
+        seconds(book, entry, 20)
+        assert (entry.rules["all"].weight, entry.rules["all"].held) == (0, "EvidenceNotLive"), silent
+        book.router.silent = set()  # type: ignore[union-attr]
+        seconds(book, entry, 20)
+        assert entry.rules["all"].weight == 10, silent
+
+
+def test_a_stable_arm_that_is_down_does_not_get_the_candidates_traffic_too() -> None:
+    _, book, entry = stepped()
+    book.router.away = {"a"}  # type: ignore[union-attr]
+    seconds(book, entry, 60)
+    assert entry.rules["all"].weight == 10

@@ -66,6 +66,7 @@ class FakeWorld:
         self.stable_ready = True
         self.candidate_ready = True
         self.evidence_live = True
+        self.unheard_s = 0.0
         self.saved = RuleStatus(name="all").model_dump_json(by_alias=True)
         self.gate: GateState | None = None
         self.decision: Decision | None = None
@@ -90,7 +91,7 @@ class FakeWorld:
             candidate = ArmStatus(backend=named, identity=self.identities[named])
         return World(
             Arms(ArmStatus(backend=stable, identity=self.identities.get(stable, "")), candidate),
-            self.stable_ready, self.candidate_ready, self.evidence_live,
+            self.stable_ready, self.candidate_ready, self.evidence_live, self.unheard_s,
         )
 
     def tick(self, seconds: float = 0.0) -> Decision:

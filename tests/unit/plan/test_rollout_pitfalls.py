@@ -237,3 +237,34 @@ def test_a_rollback_is_sticky(change: str) -> None:
     assert (world.status.phase, world.weight, world.status.shadow_percent) == (Phase.ROLLED_BACK, 0, 0)
     world.edit(attempt=2, paused=False)
     assert world.settle().status.phase is not Phase.ROLLED_BACK
+
+
+def test_a_candidate_that_cannot_be_heard_keeps_its_traffic_for_seconds_and_not_for_ever() -> None:
+    """A pod short of CPU loses its stream for some seconds: no flapping. Longer, and nobody guards it."""
+    world = FakeWorld().settle()
+    began = world.status
+    world.evidence_live, world.unheard_s = False, 14.0
+    world.tick(14)
+    assert world.weight == 10
+    world.unheard_s = 16.0
+    assert world.tick(2).reduces
+    assert (world.weight, world.status.held) == (0, "EvidenceNotLive")
+    assert world.tick(600).status.phase is Phase.STEP, "it is held, not rolled back"
+    world.evidence_live, world.unheard_s = True, 0.0
+    world.settle()
+    assert (world.weight, world.status.attempt) == (10, began.attempt)
+
+
+def test_a_paused_candidate_that_cannot_be_heard_leaves_too() -> None:
+    world = FakeWorld().settle()
+    world.rule = world.rule.model_copy(update={"rollout": rollout(paused=True)})
+    world.evidence_live, world.unheard_s = False, 16.0
+    world.settle()
+    assert world.weight == 0
+
+
+def test_a_promoted_arm_needs_no_evidence_to_go_on() -> None:
+    world = FakeWorld().promote()
+    world.evidence_live, world.unheard_s = False, 1e6
+    world.settle()
+    assert world.weight == 100
