@@ -50,9 +50,13 @@ e2e: venv cluster images models ## end-to-end tests on the cluster
 test: lint unit apiserver e2e ## all of it (warm: under 30 minutes)
 
 demo: venv cluster images models ## the main job on a real model, as a timeline
-	KUBECONFIG=$(KUBECONFIG_OF_CLUSTER) PYTHONPATH=tests $(PY) -m e2e.demo
+	KUBECONFIG=$(KUBECONFIG_OF_CLUSTER) PYTHONPATH=tests $(PY) -m e2e.demo --save $(SLUICE_CACHE)/demo.json
 
-bench: bench-engine bench-gateway bench-rollback ## all benchmarks; writes benches/RESULTS.md
+bench: venv ## all benchmarks; writes benches/RESULTS.md
+	$(PY) benches/report.py
+
+picture: venv ## the README's picture, from the last demo
+	$(PY) docs/picture.py $(SLUICE_CACHE)/demo.json docs/rollback.svg
 
 bench-engine: venv ## the engine's throughput on the real model
 	$(PY) benches/engine.py

@@ -25,7 +25,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from e2e.harness import standin
 from e2e.harness.evidence import Tap
-from e2e.harness.install import Installation, backend_pods, install
+from e2e.harness.install import (
+    Installation,
+    backend_pods,
+    install,
+    kill_operator,
+    operator_back,
+)
 from e2e.harness.kube import until
 from e2e.harness.load import Load, chat
 
@@ -101,11 +107,8 @@ def restarts(sluice: Installation, load: Load, count: int) -> list[int]:
     failed = []
     for _ in range(count):
         start = time.time()
-        for pod in sluice.kube.list("Pod", "app.kubernetes.io/component=operator"):
-            sluice.kube.delete("Pod", pod["metadata"]["name"], grace_period_seconds=0)
-        sluice.kube.wait(
-            "Deployment", "sluice-operator", "available", lambda o: o["status"].get("availableReplicas") == 1
-        )
+        kill_operator(sluice.kube)
+        operator_back(sluice.kube)
         more_traffic(5)
         failed.append(sum(not sample.ok for sample in load.since(start)))
     return failed

@@ -12,12 +12,21 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 
 from openai import OpenAI
 
 from .harness.evidence import Tap, arrival
-from .harness.install import EXAMPLES, Installation, backend_pods, install, models_dir
+from .harness.install import (
+    EXAMPLES,
+    Installation,
+    backend_pods,
+    install,
+    kill_operator,
+    models_dir,
+    operator_back,
+)
 from .harness.kube import Object, until
 from .harness.load import Load, Sample, chat
 from .harness.story import Story
@@ -31,6 +40,7 @@ class Demo:
 
     def __init__(self, story: Story, sluice: Installation) -> None:
         self.story, self.sluice, self.kube = story, sluice, sluice.kube
+        self.load: Load | None = None
 
     def apply(self, name: str) -> None:
         """Apply an example as it stands."""
@@ -126,8 +136,22 @@ class Demo:
                 f"{requests} candidate requests"
             )
             self.story.facts["slow"] = {"seconds": seconds, "candidate_requests": requests}
+            self.draw(tap, rule)
         self.apply("20-assistant.yaml")
         self.drop("smol-slow")
+
+    def draw(self, tap: Tap, rule: Object) -> None:
+        """Keep what the README's picture shows: requests by arm, and when the rollout moved."""
+        candidate = {record["request_id"] for record in tap.records}
+        moves = [
+            (self.story.at(datetime.fromisoformat(line["time"]).timestamp()), line["phase"], line["message"])
+            for line in rule["history"][-2:]
+        ]
+        samples = self.load.samples if self.load else []
+        self.story.facts["picture"] = {
+            "moves": moves,
+            "samples": [(self.story.at(s.start), s.total_s, s.request_id in candidate) for s in samples],
+        }
 
     def contract(self) -> None:
         with self.candidate("13-broken.yaml", "broken") as tap:
@@ -186,16 +210,14 @@ class Demo:
         before = self.phase("Step")
         until("evidence in this step", lambda: self.kube.rule(POLICY, RULE).get("numSamples", 0) >= 2)
         before = self.kube.rule(POLICY, RULE)
-        for pod in self.kube.list("Pod", "app.kubernetes.io/component=operator"):
-            self.kube.delete("Pod", pod["metadata"]["name"], grace_period_seconds=0)
+        kill_operator(self.kube)
         self.story.tell(f"operator pod killed at step {before['step']} with {before['numSamples']} samples")
+        revived = operator_back(self.kube)
+        self.story.tell(f"another operator is ready after {revived:.1f} s")
+        then = self.kube.rule(POLICY, RULE).get("numSamples", 0)
         after = until(
             "the rollout to go on",
-            lambda: (
-                rule
-                if (rule := self.kube.rule(POLICY, RULE)).get("numSamples", 0) > before["numSamples"]
-                else None
-            ),
+            lambda: rule if (rule := self.kube.rule(POLICY, RULE)).get("numSamples", 0) > then else None,
             seconds=90,
         )
         self.story.check(
@@ -243,6 +265,7 @@ def main() -> int:
         with Load(
             demo.sluice.url, demo.sluice.key, lambda _: chat(FACT, max_tokens=16), rate=args.rate
         ) as load:
+            demo.load = load
             for title, chapter in (
                 ("2. A sound candidate", demo.promote),
                 ("3. A slow candidate", demo.slow),

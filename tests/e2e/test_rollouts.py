@@ -9,7 +9,7 @@ from typing import Any
 
 from e2e.harness import standin
 from e2e.harness.evidence import Tap, arrival
-from e2e.harness.install import Installation, backend_pods
+from e2e.harness.install import Installation, backend_pods, kill_operator, operator_back
 from e2e.harness.kube import Kube, Object, until
 from e2e.harness.load import Load, chat
 
@@ -227,8 +227,9 @@ def test_a_killed_operator_and_a_killed_candidate(sluice: Installation, made: Ma
             )
         )
         before = until("samples", lambda: (r := kube.rule("kill", "all")).get("numSamples", 0) > 5 and r)
-        for pod in kube.list("Pod", "app.kubernetes.io/component=operator"):
-            kube.delete("Pod", pod["metadata"]["name"], grace_period_seconds=0)
+        kill_operator(kube)
+        operator_back(kube)
+        before = kube.rule("kill", "all")
         after = until(
             "it goes on",
             lambda: (r := kube.rule("kill", "all")).get("numSamples", 0) > before["numSamples"] and r,

@@ -22,8 +22,8 @@ _MODEL_REASONS = {
     "UnsupportedModel": "this architecture or file is not supported by the runtime image",
     "OutOfMemory": "raise spec.resources.limits.memory, or lower spec.engine.kvCacheMemory or maxModelLen, "
     "in a new backend",
-    "OOMKilled": "the kernel killed it for its memory limit: raise spec.resources.limits.memory, or lower spec.engine.kvCacheMemory or maxModelLen, in "
-    "a new backend",
+    "OOMKilled": "the kernel killed it for its memory limit: raise spec.resources.limits.memory, or lower "
+    "spec.engine.kvCacheMemory or maxModelLen, in a new backend",
 }
 _PULL_REASONS = (
     "ErrImagePull",
@@ -59,6 +59,10 @@ class Seen:
     """Whether the gateway has acknowledged the backend's cluster."""
     now: str = ""
     """RFC 3339; only for what has lasted too long."""
+    image: str = ""
+    """Image in the Deployment; empty: there is none yet."""
+    failure: str = ""
+    """Why the Deployment's pods are not even created."""
     problem: Problem | None = None
     """What kept the operator from applying the objects, such as a name in use."""
 
@@ -138,6 +142,16 @@ def _crash(seen: Seen, digest: str) -> Problem | None:
     return None
 
 
+def _refused(seen: Seen, digest: str) -> Problem | None:
+    if not seen.failure:
+        return None
+    return Problem(
+        "PodsRefused",
+        f"the cluster creates no pod: {seen.failure}; see to the namespace's quota or pod security, or lower "
+        "spec.resources or spec.replicas",
+    )
+
+
 def _unschedulable(seen: Seen, digest: str) -> Problem | None:
     for state in live(seen.pods):
         if state.pod.unschedulable:
@@ -173,6 +187,7 @@ _RULES: tuple[Callable[[Seen, str], Problem | None], ...] = (
     _mismatch,
     _image,
     _crash,
+    _refused,
     _unschedulable,
     _mounting,
 )
@@ -245,6 +260,7 @@ def status(backend: InferenceBackend, seen: Seen, now: str) -> InferenceBackendS
         replicas=len(live(seen.pods)),
         ready_replicas=seen.num_endpoints,
         selector=plan.selector_text(backend),
+        image=backend.status.image or seen.image,
         identity=identity,
         conditions=merge(backend.status.conditions, facts, generation=backend.metadata.generation, now=now),
     )

@@ -6,6 +6,7 @@ import base64
 import os
 import secrets
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,3 +107,27 @@ def backend_pods(kube: Kube, backend: str) -> list[Object]:
     """Running pods of a backend."""
     pods = kube.list("Pod", f"sluice.dev/backend={backend}")
     return [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
+
+
+OPERATOR = "app.kubernetes.io/component=operator"
+
+
+def kill_operator(kube: Kube) -> None:
+    """Kill the operator's pods without grace, and wait until their objects are gone."""
+    names = [pod["metadata"]["name"] for pod in kube.list("Pod", OPERATOR)]
+    for name in names:
+        kube.delete("Pod", name, grace_period_seconds=0)
+    until("operator pods gone", lambda: all(kube.get("Pod", name) is None for name in names))
+
+
+def operator_back(kube: Kube) -> float:
+    """Wait for a ready operator; seconds that took."""
+    began = time.monotonic()
+
+    def ready() -> bool:
+        pods = kube.list("Pod", OPERATOR)
+        conditions = [c for pod in pods for c in pod.get("status", {}).get("conditions", [])]
+        return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+    until("a ready operator", ready, seconds=90)
+    return time.monotonic() - began
