@@ -1,0 +1,149 @@
+"""What pods are told to hold while routes move: never less than what a route still names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from sluice_operator.api import RoutePolicySpec, RuleStatus
+from sluice_operator.control.cache import Cache
+from sluice_operator.control.router import Router
+from sluice_operator.plan.observed import PodView, StreamView
+from sluice_operator.plan.routes import Accepted
+from sluice_operator.xds.state import GatewayState
+
+DIGEST = "sha256:" + "1" * 64
+STABLE, CANDIDATE = ("ns/chat", "all", "stable"), ("ns/chat", "all", "candidate")
+
+
+class Pods:
+    """The collector's place: pods of which a test says when they hold what they were told."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, set[str]] = {}
+        self.held: dict[str, set[str]] = {}
+
+    def view(self, pod: PodView) -> StreamView:
+        return StreamView(True, DIGEST, frozenset(self.held.get(pod.name, ())))
+
+    def configure(self, pod: PodView, configs: Mapping[str, Mapping[str, Any]]) -> None:
+        assert all(config["version"] == version for version, config in configs.items())
+        self.told[pod.name] = set(configs)
+
+    def hold(self) -> None:
+        self.held = {name: set(versions) for name, versions in self.told.items()}
+
+
+class Gateways:
+    """The xDS server's place."""
+
+    async def push(self, state: GatewayState) -> None: ...
+
+    async def wait_in_force(self, _: float) -> Any:
+        return type("InForce", (), {"ok": True})
+
+
+class World:
+    """A router over backends `a`, `b` and `c` with a pod each."""
+
+    def __init__(self) -> None:
+        self.cache, self.pods = Cache(), Pods()
+        self.policies: list[Accepted] = []
+        for name in "abc":
+            self.cache.put(
+                "InferenceBackend",
+                {
+                    "metadata": {"name": name, "namespace": "ns", "resourceVersion": "1"},
+                    "spec": {"model": {"hostPath": {"path": "/m"}}},
+                    "status": {"identity": {"digest": DIGEST, "recordedAt": "1"}},
+                },
+            )
+            pod = PodView(f"{name}1", "ns", name, ip=f"10.0.0.{ord(name)}", phase="Running", ready=True)
+            self.cache.pods[pod.key] = pod
+        self.router = Router(
+            self.cache,
+            self.pods,  # type: ignore[arg-type]
+            Gateways(),  # type: ignore[arg-type]
+            accepted=lambda: self.policies,
+            tenants=lambda: (),
+            credential=lambda: "secret",
+            in_force=lambda: None,
+        )
+        self.router.open = True
+
+    def accept(self, status: dict[str, Any] | None = None, **rule: Any) -> None:
+        spec = RoutePolicySpec.model_validate(
+            {"model": "assistant", "rules": [{"name": "all", "target": {"backend": "a"}, **rule}]}
+        )
+        rules = {"all": RuleStatus.model_validate({"name": "all", **status})} if status else {}
+        self.policies = [Accepted("ns", "chat", "1", spec, rules)]
+
+    async def settle(self) -> None:
+        """Pods hold what they are told, and routes follow."""
+        for _ in range(3):
+            await self.router.flush()
+            self.pods.hold()
+
+    def routed(self, arm: tuple[str, str, str] = STABLE) -> str:
+        assert self.router.plan is not None
+        return self.router.plan.arms[arm].config
+
+    def wanted(self, arm: tuple[str, str, str] = STABLE) -> str:
+        assert self.router.plan is not None
+        return self.router.plan.wanted[arm].config
+
+
+@pytest.fixture
+async def world() -> World:
+    return World()
+
+
+async def test_pods_keep_what_is_routed_until_routes_have_moved(world: World) -> None:
+    world.accept()
+    await world.settle()
+    old = world.routed()
+    assert world.pods.told == {"a1": {old}, "b1": set(), "c1": set()}
+    world.accept(sampling={"maxTokens": 9})
+    for _ in range(3):
+        await world.router.flush()
+        assert world.routed() == old != world.wanted()
+        assert world.pods.told["a1"] == {old, world.wanted()}
+    await world.settle()
+    assert world.routed() == world.wanted() != old
+    assert world.pods.told["a1"] == {world.routed()}, "a pod honours for a while what it is no longer told of"
+
+
+async def test_edits_in_a_row_leave_only_what_is_routed_and_the_last(world: World) -> None:
+    world.accept()
+    await world.settle()
+    for tokens in (7, 8, 9):
+        world.accept(sampling={"maxTokens": tokens})
+        await world.router.flush()
+    assert world.pods.told["a1"] == {world.routed(), world.wanted()}
+    assert len(world.pods.told["a1"]) == 2
+
+
+async def test_a_target_that_moves_is_kept_at_its_old_place(world: World) -> None:
+    world.accept(fallbacks=[{"backend": "c"}])
+    await world.settle()
+    old = world.routed()
+    world.accept(target={"backend": "b"}, sampling={"maxTokens": 9}, fallbacks=[{"backend": "c"}])
+    await world.router.flush()
+    new = world.wanted()
+    assert world.routed() == old
+    assert world.pods.told == {"a1": {old}, "b1": {new}, "c1": {old, new}}, "the fallback serves both"
+    await world.settle()
+    assert world.pods.told == {"a1": set(), "b1": {new}, "c1": {new}}
+
+
+async def test_a_candidate_that_is_rolled_back_is_forgotten_with_its_route(world: World) -> None:
+    rollout = {"candidate": {"backend": "b", "sampling": {"maxTokens": 9}}, "steps": [{"weight": 10}]}
+    world.accept(rollout=rollout, status={"phase": "Step", "weight": 10})
+    await world.settle()
+    stable, candidate = world.routed(), world.routed(CANDIDATE)
+    assert world.pods.told == {"a1": {stable}, "b1": {candidate}, "c1": set()}
+    world.accept(rollout=rollout, status={"phase": "RolledBack"})
+    await world.router.flush()
+    assert world.pods.told == {"a1": {stable}, "b1": set(), "c1": set()}
