@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 
 import pytest
 
@@ -64,6 +65,57 @@ async def test_a_scale_is_followed_and_drift_is_undone(world: World) -> None:
         content_type="application/merge-patch+json",
     )
     await until("three replicas again", replicas)
+    await world.kube._call(
+        "PATCH",
+        DEPLOYMENT.path(world.namespace, "sluice-scaled"),
+        body={"spec": {"template": {"spec": {"containers": [{"name": "runtime", "image": "evil:1"}]}}}},
+        content_type="application/strategic-merge-patch+json",
+    )
+
+    async def image() -> bool:
+        spec = (await world.get(DEPLOYMENT, "sluice-scaled"))["spec"]["template"]["spec"]
+        return bool(spec["containers"][0]["image"] == "sluice-runtime:latest")
+
+    await until("its image again", image)
+
+
+async def test_a_new_default_image_changes_no_backend_that_exists(world: World) -> None:
+    await world.apply(backend_manifest("old"))
+
+    async def recorded() -> bool:
+        return bool(((await world.get(BACKEND, "old")).get("status") or {}).get("image"))
+
+    await until("the image is recorded", recorded)
+    before = await world.get(DEPLOYMENT, "sluice-old")
+    await world.kill_operator(signal.SIGTERM)
+    await world.kube.delete(DEPLOYMENT, world.namespace, "sluice-old")
+    await world.start_operator(runtime_image="sluice-runtime:next", image_pull_policy="Always")
+    await world.apply(backend_manifest("new"))
+    made = await until("new", lambda: world.kube.find(DEPLOYMENT, world.namespace, "sluice-new"))
+    assert made["spec"]["template"]["spec"]["containers"][0]["image"] == "sluice-runtime:next"  # type: ignore[index]
+    after = await until("old", lambda: world.kube.find(DEPLOYMENT, world.namespace, "sluice-old"))
+    assert after["metadata"]["uid"] != before["metadata"]["uid"]  # type: ignore[index]
+    assert after["spec"]["template"]["spec"]["containers"][0]["image"] == "sluice-runtime:latest"  # type: ignore[index]
+    await world.kill_operator(signal.SIGTERM)
+    await world.start_operator(runtime_image="sluice-runtime:third", image_pull_policy="Never")
+    await world.wait_condition(BACKEND, "new", "Reconciling")
+    again = await world.get(DEPLOYMENT, "sluice-new")
+    assert again["metadata"]["generation"] == made["metadata"]["generation"], "nothing restarts"  # type: ignore[index]
+
+
+async def test_what_the_api_server_refuses_is_told_and_nothing_is_half_applied(world: World) -> None:
+    """Deployments have rules that no schema of ours repeats."""
+    odd = {"tolerations": [{"key": "gpu", "operator": "Exists", "value": "must-be-empty"}]}
+    await world.apply(backend_manifest("odd", scheduling=odd))
+    told = await world.wait_condition(BACKEND, "odd", "Stalled")
+    assert told["reason"] == "ObjectRefused"
+    assert "tolerations[0]" in told["message"]
+    for kind in OBJECTS:
+        assert await world.gone(kind, "sluice-odd"), kind
+    assert "Traceback" not in world.log()
+    await world.apply(backend_manifest("odd"))
+    await until("the corrected one", lambda: world.kube.find(DEPLOYMENT, world.namespace, "sluice-odd"))
+    await world.wait_condition(BACKEND, "odd", "Stalled", "False")
 
 
 @pytest.mark.parametrize(

@@ -358,6 +358,8 @@ class InferenceBackendStatus(Spec):
     """Pods that the gateway can reach now, at the recorded identity."""
     selector: str = ""
     """Label selector of the pods, for the scale subresource."""
+    image: str = ""
+    """Runtime image of the pods, recorded at creation: a later default of the operator changes no backend."""
     identity: Identity | None = None
     """What the first pod loaded; pods that differ are never endpoints."""
     conditions: list[Condition] = Field(default_factory=list, json_schema_extra=keyed_by("type"))

@@ -327,8 +327,8 @@ class Rollout(Spec):
         default="0.01",
         json_schema_extra=validations(
             Cel(
-                "double(self) > 0.0 && double(self) < 1.0",
-                "alpha must lie between 0 and 1, both excluded, as a string such as '0.01'",
+                "double(self) > 0.0 && double(self) < 0.5",
+                "alpha must be above 0 and below 0.5, as a string such as '0.01'",
             )
         ),
     )

@@ -19,10 +19,13 @@ from ..plan import backend as plan
 from ..plan import names
 from ..plan.backend_status import Seen, status
 from ..plan.conditions import Problem, find
-from .cache import Broken, Name
+from .cache import Broken, DeploymentView, Name
 from .context import Context, about, now, stamp
 from .secrets import ensure_copy
 from .statuses import changed, tell_broken, wire
+
+_REFUSALS = (400, 403, 413, 422)
+"""What trying again does not change."""
 
 
 class Backends:
@@ -52,7 +55,7 @@ class Backends:
         problem = await self._apply(backend) if not plan.problems(backend) else None
         await self._tell(backend, problem)
         if problem is not None:
-            return 1.0
+            return 5.0 if problem.reason == "ObjectRefused" else 1.0
         # Only time shows that a pod waits too long, and nothing tells.
         creating = any(p.creating for p in self._ctx.cache.backend_pods(*name))
         return 5.0 if creating else None
@@ -110,9 +113,9 @@ class Backends:
     async def _apply(self, backend: InferenceBackend) -> Problem | None:
         """Applies all objects where something differs from what was applied last."""
         ctx, name = self._ctx, (backend.metadata.namespace, backend.metadata.name)
-        running = ctx.cache.deployments.get((name[0], names.child(name[1])))
-        ours = running if running is not None and running.owner_uid == backend.metadata.uid else None
-        manifests = plan.children(backend, ctx.settings.defaults, image=ours.image if ours else None)
+        ours = self._deployment(backend)
+        running = plan.Running(ours.image, ours.image_pull_policy) if ours else None
+        manifests = plan.children(backend, ctx.settings.defaults, running)
         digest = hashlib.sha256(json.dumps(manifests, sort_keys=True).encode()).hexdigest()
         generation = ours.generation if ours else 0
         if self._applied.get(name) == (backend.metadata.uid, digest, generation) and ours is not None:
@@ -123,12 +126,27 @@ class Backends:
             if foreign is not None:
                 return foreign
         for manifest in manifests:
+            try:
+                await ctx.kube.apply(manifest, dry_run=True)
+            except KubeError as error:
+                if error.status not in _REFUSALS:
+                    raise
+                # Asked for all before any is applied, so that nothing is half applied.
+                kind, child = manifest["kind"], manifest["metadata"]["name"]
+                return Problem("ObjectRefused", f"the API server refuses {kind} {child}: {error}", "spec")
+        for manifest in manifests:
             told = await ctx.kube.apply(manifest)
             if kind_of(manifest) == DEPLOYMENT:
                 generation = told["metadata"].get("generation", 0)
                 ctx.cache.put("Deployment", told)
         self._applied[name] = (backend.metadata.uid, digest, generation)
         return None
+
+    def _deployment(self, backend: InferenceBackend) -> DeploymentView | None:
+        """The backend's own Deployment, not one of a predecessor or of somebody else."""
+        meta = backend.metadata
+        found = self._ctx.cache.deployments.get((meta.namespace, names.child(meta.name)))
+        return found if found is not None and found.owner_uid == meta.uid else None
 
     @staticmethod
     async def _foreign(kube: Kube, manifest: dict[str, Any], uid: str) -> Problem | None:
@@ -163,11 +181,14 @@ class Backends:
         made = ctx.router.plan
         planned = made.endpoints.get(cluster, ()) if made else ()
         known = {(e.address, e.port) for e in acked.get(cluster, ())}
+        ours = self._deployment(backend)
         seen = Seen(
             pods=ctx.router.pod_states(meta.namespace, meta.name),
             num_endpoints=sum((p.pod.ip, p.pod.api_port) in known for p in planned),
             gateway=ctx.ads.num_gateways > 0,
             acked=cluster in acked,
+            image=ours.image if ours else "",
+            failure=ours.failure if ours else "",
             problem=problem,
             now=stamp(),
         )

@@ -42,7 +42,10 @@ class DeploymentView:
     uid: str
     generation: int
     image: str
+    image_pull_policy: str
     owner_uid: str
+    failure: str = ""
+    """Why its pods are not even created, such as a quota or a security policy."""
 
 
 @dataclass
@@ -152,7 +155,16 @@ def _deployment(obj: Mapping[str, Any]) -> DeploymentView | None:
         meta["uid"],
         meta.get("generation", 0),
         containers[0]["image"],
+        containers[0].get("imagePullPolicy", ""),
         owner.get("uid", ""),
+        next(
+            (
+                c.get("message", "")
+                for c in (obj.get("status") or {}).get("conditions") or []
+                if c["type"] == "ReplicaFailure" and c["status"] == "True"
+            ),
+            "",
+        ),
     )
 
 

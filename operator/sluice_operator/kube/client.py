@@ -124,14 +124,15 @@ class Kube:
             if not token:
                 return found
 
-    async def apply(self, obj: Object) -> Object:
-        """Server-side apply of an object that is ours."""
+    async def apply(self, obj: Object, *, dry_run: bool = False) -> Object:
+        """Server-side apply of an object that is ours. ``dry_run``: only asks whether it would be taken."""
         meta = obj["metadata"]
+        query = [("fieldManager", FIELD_MANAGER), ("force", "true")]
         return await self._call(
             "PATCH",
             kind_of(obj).path(meta.get("namespace"), meta["name"]),
             body=obj,
-            query=[("fieldManager", FIELD_MANAGER), ("force", "true")],
+            query=[*query, ("dryRun", "All")] if dry_run else query,
             content_type="application/apply-patch+yaml",
         )
 

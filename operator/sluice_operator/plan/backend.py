@@ -2,14 +2,14 @@
 PodDisruptionBudget.
 
 Invariant: the pod template depends only on what is immutable in the spec (and on scheduling), so an edit
-of replicas, cost or card never restarts a pod. ``image`` is what the Deployment already runs, where there
-is one: a new default image of the operator is no reason to change what answers.
+of replicas, cost or card never restarts a pod. What the operator's installation decides (image, pull policy)
+was decided at creation: a new default is no reason to change what answers, or to restart it.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..api.backend import InferenceBackend, ModelSource, UpdateStrategy
@@ -35,6 +35,20 @@ class Defaults:
     image: str
     runtime_secret: str = names.RUNTIME_SECRET
     image_pull_policy: str = "IfNotPresent"
+
+
+@dataclass(frozen=True)
+class Running:
+    """What the backend's Deployment has already of what an installation decides."""
+
+    image: str = ""
+    image_pull_policy: str = ""
+
+
+def runtime_image(backend: InferenceBackend, running: Running, defaults: Defaults) -> str:
+    """The image that its pods run: the spec's, else the recorded one (so that a foreign edit of the
+    Deployment is undone, and a lost Deployment comes back as it was), else what runs, else the default."""
+    return backend.spec.image or backend.status.image or running.image or defaults.image
 
 
 def problems(backend: InferenceBackend) -> tuple[Problem, ...]:
@@ -146,9 +160,15 @@ def backend_json(backend: InferenceBackend) -> dict[str, Any]:
 
 
 def children(
-    backend: InferenceBackend, defaults: Defaults, *, image: str | None = None
+    backend: InferenceBackend, defaults: Defaults, running: Running | None = None
 ) -> tuple[Manifest, ...]:
     """All objects of a valid backend, in the order in which they are to be applied."""
+    known = running or Running()
+    defaults = replace(
+        defaults,
+        image=runtime_image(backend, known, defaults),
+        image_pull_policy=known.image_pull_policy or defaults.image_pull_policy,
+    )
     config = json.dumps(backend_json(backend), indent=1, sort_keys=True)
     return (
         _object(backend, "v1", "ConfigMap", data={"backend.json": config}),
@@ -159,7 +179,7 @@ def children(
             "PodDisruptionBudget",
             spec={"maxUnavailable": 1, "selector": {"matchLabels": selector(backend)}},
         ),
-        _object(backend, "apps/v1", "Deployment", spec=_deployment_spec(backend, defaults, image, config)),
+        _object(backend, "apps/v1", "Deployment", spec=_deployment_spec(backend, defaults, config)),
     )
 
 
@@ -211,9 +231,7 @@ def _service_spec(backend: InferenceBackend) -> dict[str, Any]:
     }
 
 
-def _deployment_spec(
-    backend: InferenceBackend, defaults: Defaults, image: str | None, config: str
-) -> dict[str, Any]:
+def _deployment_spec(backend: InferenceBackend, defaults: Defaults, config: str) -> dict[str, Any]:
     return {
         "replicas": backend.spec.replicas,
         "selector": {"matchLabels": selector(backend)},
@@ -225,7 +243,7 @@ def _deployment_spec(
                 "labels": _labels(backend),
                 "annotations": {"sluice.dev/config-digest": names.digest(config, 16)},
             },
-            "spec": _pod_spec(backend, defaults, image or backend.spec.image or defaults.image),
+            "spec": _pod_spec(backend, defaults),
         },
     }
 
@@ -238,7 +256,7 @@ def _strategy(backend: InferenceBackend) -> dict[str, Any]:
     return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
 
 
-def _pod_spec(backend: InferenceBackend, defaults: Defaults, image: str) -> dict[str, Any]:
+def _pod_spec(backend: InferenceBackend, defaults: Defaults) -> dict[str, Any]:
     spec, scheduling = backend.spec, backend.spec.scheduling
     volumes, mounts = _volumes(backend, defaults)
     pod: dict[str, Any] = {
@@ -252,7 +270,7 @@ def _pod_spec(backend: InferenceBackend, defaults: Defaults, image: str) -> dict
             "fsGroup": RUNTIME_USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [_container(backend, defaults, image, mounts)],
+        "containers": [_container(backend, defaults, mounts)],
         "volumes": volumes,
     }
     if spec.model.image is not None:
@@ -275,11 +293,11 @@ def _container_security() -> dict[str, Any]:
 
 
 def _container(
-    backend: InferenceBackend, defaults: Defaults, image: str, mounts: list[dict[str, Any]]
+    backend: InferenceBackend, defaults: Defaults, mounts: list[dict[str, Any]]
 ) -> dict[str, Any]:
     container: dict[str, Any] = {
         "name": CONTAINER,
-        "image": image,
+        "image": defaults.image,
         "imagePullPolicy": defaults.image_pull_policy,
         "ports": [
             {"name": "api", "containerPort": API_PORT, "protocol": "TCP"},

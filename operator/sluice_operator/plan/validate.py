@@ -135,8 +135,10 @@ def _rollouts(spec: RoutePolicySpec, around: Surroundings) -> Iterator[Problem]:
                     f"weight {later} does not exceed that of the step before, {earlier}; weights ascend",
                     f"{at}.steps[{j + 1}].weight",
                 )
-        if not 0 < float(rule.rollout.alpha) < 1:
-            yield Problem("InvalidSpec", f"{rule.rollout.alpha} must lie between 0 and 1", f"{at}.alpha")
+        if not 0 < float(rule.rollout.alpha) < 0.5:
+            yield Problem(
+                "InvalidSpec", f"{rule.rollout.alpha} must be above 0 and below 0.5", f"{at}.alpha"
+            )
         if rule.target.backend is None:
             yield Problem("InvalidSpec", "a rollout needs a target with a backend to compare with", at)
         elif candidate_arm(rule) == stable_arm(rule):

@@ -65,6 +65,7 @@ def rollout(**more: Any) -> dict[str, Any]:
             "InvalidSpec",
             "spec.rules[0].rollout.steps[1].weight",
         ),
+        (rollout(alpha="0.5"), "InvalidSpec", "spec.rules[0].rollout.alpha"),
         (rollout(alpha="1"), "InvalidSpec", "spec.rules[0].rollout.alpha"),
         (rollout(candidate={"backend": "a"}), "InvalidSpec", "spec.rules[0].rollout.candidate"),
         (

@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 
 from sluice_operator.api import InferenceBackend
+from sluice_operator.api.backend import InferenceBackendStatus
 from sluice_operator.plan import backend as plan
 from sluice_operator.plan import names, quantity
 
@@ -171,10 +172,27 @@ def test_mutable_fields_never_touch_the_template() -> None:
     assert (before["replicas"], after["replicas"]) == (1, 5)
 
 
-def test_what_runs_keeps_its_image() -> None:
-    assert pod(backend())["containers"][0]["image"] == "runtime:1"
-    assert pod(backend(), image="runtime:0")["containers"][0]["image"] == "runtime:0"
-    assert pod(backend(image="mine:2"))["containers"][0]["image"] == "mine:2"
+def test_what_an_installation_decides_was_decided_at_creation() -> None:
+    """A new default image or pull policy of the operator restarts nobody, nor does a foreign edit stay."""
+
+    def image(told: InferenceBackend, running: plan.Running | None = None) -> str:
+        return str(pod(told, running=running)["containers"][0]["image"])
+
+    other = plan.Running("other:9", "Always")
+    recorded = backend().model_copy(update={"status": InferenceBackendStatus(image="runtime:0")})
+    assert image(backend()) == "runtime:1"
+    assert image(backend(), other) == "other:9"
+    assert image(recorded) == image(recorded, other) == "runtime:0"
+    assert image(backend(image="mine:2"), other) == "mine:2"
+    assert pod(backend())["containers"][0]["imagePullPolicy"] == "IfNotPresent"
+    assert pod(backend(), running=other)["containers"][0]["imagePullPolicy"] == "Always"
+
+
+@pytest.mark.parametrize("replicas", [0, 1, 5])
+def test_the_disruption_budget_never_blocks_a_drain_for_ever(replicas: int) -> None:
+    budget = objects(backend(replicas=replicas))["PodDisruptionBudget"]["spec"]
+    assert budget["maxUnavailable"] == 1
+    assert "minAvailable" not in budget
 
 
 def test_python_options_replace_the_entry_point() -> None:

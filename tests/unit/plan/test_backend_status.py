@@ -57,6 +57,7 @@ def test_ready_is_what_the_gateway_reaches() -> None:
             Seen((pod(ready=False, failure_reason="UnsafeFormat", failure_message="pytorch_model.bin"),)),
             "UnsafeFormat",
         ),
+        (Seen(failure="exceeded quota: small"), "PodsRefused"),
         # The runtime's own word goes before what the kubelet makes of it.
         (
             Seen((pod(ready=False, failure_reason="ModelNotFound", waiting="CrashLoopBackOff", restarts=9),)),
@@ -176,3 +177,17 @@ def test_a_pod_as_the_api_server_tells_it() -> None:
         "no config.json",
     )
     assert pod_view({"metadata": {"name": "p", "namespace": "ns"}}) is None
+
+
+def test_the_image_is_recorded_once() -> None:
+    assert status(backend(), Seen(), NOW).image == ""
+    told = status(backend(), Seen(image="runtime:1"), NOW)
+    assert told.image == "runtime:1"
+    after = backend(told.model_dump(by_alias=True, mode="json"))
+    assert status(after, Seen(image="drifted:2"), NOW).image == "runtime:1"
+
+
+def test_what_an_autoscaler_reads() -> None:
+    pods = (pod("a"), pod("b", terminating=True), pod("c", ready=False))
+    told = status(backend(replicas=3), Seen(pods), NOW)
+    assert (told.replicas, told.selector) == (2, "sluice.dev/backend=smol")
