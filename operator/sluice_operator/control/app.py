@@ -243,11 +243,15 @@ class App:
             return
         if kind == "RoutePolicy":
             await self._policy_edited(name)
+        elif kind in ("CacheScope", "Tenant"):
+            # It may take something away; and its status must not follow from a plan that does not know it.
+            await ctx.router.flush()
         else:
             ctx.router.dirty.set()
         if kind == "Tenant":
-            ctx.dirty("secrets", ("", ""))
-        ctx.dirty(_QUEUE_KINDS[kind], name)
+            ctx.dirty("secrets", ("", ""))  # and then its status: what it names may be a new Secret
+        else:
+            ctx.dirty(_QUEUE_KINDS[kind], name)
         ctx.dirty("surroundings", ("", ""))
 
     async def _policy_edited(self, name: Name) -> None:
@@ -344,6 +348,9 @@ class App:
         namespace, _, policy = rest.partition("/")
         if kind == "policy" and self._started:
             self.ctx.dirty("policy", (namespace, policy))
+        if kind == "tenant" and self._started:
+            for tenant in [t for t in self.ctx.cache.tenants if t[1] == rest]:
+                self.ctx.dirty("tenant", tenant)
 
     def _in_force(self) -> None:
         """A push has arrived everywhere (or not, for seconds): statuses may say so, rollouts may go on."""

@@ -10,7 +10,7 @@ from ..api.tenant import TenantStatus
 from ..kube.client import SCOPE, TENANT
 from ..plan import tenants as plan_tenants
 from ..plan.arms import candidate_arm, stable_arm
-from ..plan.conditions import find
+from ..plan.conditions import Problem, find
 from ..plan.policy_status import simple
 from . import secrets
 from .cache import Broken, Name
@@ -84,7 +84,7 @@ class Others:
             observed_generation=meta.generation,
             conditions=simple(
                 tenant.status.conditions,
-                ctx.tenant_problems.get(name, ()),
+                self._tenant_problems(name),
                 waiting,
                 "the gateway knows this tenant",
                 generation=meta.generation,
@@ -94,13 +94,19 @@ class Others:
         if changed(tenant.status, told):
             ctx.cache.put("Tenant", await ctx.kube.patch_status(TENANT, *name, wire(told)))
 
+    def _tenant_problems(self, name: Name) -> tuple[Problem, ...]:
+        """What is wrong with it by itself, else what the gateway would not take."""
+        found = self._ctx.tenant_problems.get(name, ())
+        refused = self._ctx.ads.quarantined.get(f"tenant/{name[1]}", "")
+        return found or ((Problem("RefusedByGateway", refused, "spec"),) if refused else ())
+
     async def load_secrets(self) -> None:
         """Reads what tenants name; news goes to the gateway at once, since it may be a revocation."""
         wanted = {ref for t in self.tenants() for ref in plan_tenants.referenced_secrets(t)}
         if await secrets.load(self._ctx, wanted):
             await self._ctx.router.flush()
-            for name in self._ctx.cache.tenants:
-                self._ctx.dirty("tenant", name)
+        for name in self._ctx.cache.tenants:
+            self._ctx.dirty("tenant", name)
 
     def tenants(self) -> list[Tenant]:
         return [t for t in self._ctx.cache.tenants.values() if isinstance(t, Tenant)]

@@ -6,6 +6,7 @@ without the key.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 
 from ..api.tenant import Tenant
@@ -99,7 +100,31 @@ def _jwt(tenant: Tenant, secrets: Secrets, found: list[Problem]) -> gateway.Jwt 
             )
         )
         return None
+    wrong = _jwks_error(jwks)
+    if wrong:
+        found.append(
+            Problem(
+                "InvalidJwks",
+                f"key {spec.jwks_secret.key!r} of Secret {spec.jwks_secret.name!r} {wrong}",
+                "spec.jwt.jwksSecret",
+            )
+        )
+        return None
     return gateway.Jwt(spec.issuer, tuple(spec.audiences), jwks, tuple(sorted(spec.claims.items())))
+
+
+def _jwks_error(text: str) -> str:
+    """Why it is no JSON Web Key Set (RFC 7517); Envoy would take it and then refuse every token."""
+    try:
+        told = json.loads(text)
+    except ValueError:
+        return "is not JSON"
+    keys = told.get("keys") if isinstance(told, dict) else None
+    if not isinstance(keys, list) or not keys:
+        return "is no JSON Web Key Set: it needs a list `keys` that is not empty"
+    if not all(isinstance(key, dict) and isinstance(key.get("kty"), str) for key in keys):
+        return "is no JSON Web Key Set: each of its keys needs `kty`"
+    return ""
 
 
 def _tenant(tenant: Tenant, keys: tuple[str, ...], jwt: gateway.Jwt | None) -> gateway.Tenant:

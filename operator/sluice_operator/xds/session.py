@@ -17,7 +17,7 @@ from envoy.service.discovery.v3 import discovery_pb2
 
 from .build import Resource, Snapshot
 from .messages import CDS, ECDS, EDS, LDS, PREFIX, RDS, RTDS, TYPES, digest, duration
-from .state import Endpoint
+from .state import Endpoint, GatewayState
 
 # Envoy quotes what it refuses, which may be the length of the configuration.
 MESSAGE_LENGTH = 500
@@ -56,7 +56,8 @@ class Session:
         if sent is None or request.response_nonce != sent.nonce:
             return None
         if request.HasField("error_detail"):
-            sent.refused = request.error_detail.message[:MESSAGE_LENGTH] or "refused"
+            told = without_secrets(request.error_detail.message, sent.snapshot.state)
+            sent.refused = told[:MESSAGE_LENGTH] or "refused"
             return sent
         self.acked[kind] = sent
         return None
@@ -179,6 +180,14 @@ class Session:
     def _endpoints_ready(self) -> bool:
         needed = self._needed_endpoints()
         return not needed or (needed <= self._names.get(EDS, frozenset()) and self._settled(EDS))
+
+
+def without_secrets(text: str, state: GatewayState) -> str:
+    """What Envoy says of a configuration, for logs and statuses: it quotes what it refuses."""
+    secrets = {state.credential, *(key for tenant in state.tenants for key in tenant.api_keys)} - {""}
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, "[redacted]")
+    return text
 
 
 def _version(resources: Mapping[str, Resource], salt: str = "") -> str:

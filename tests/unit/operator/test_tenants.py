@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from sluice_operator.api import Tenant
 from sluice_operator.plan.tenants import resolve
 
@@ -44,3 +46,20 @@ def test_a_name_is_one_tenant_whatever_the_namespace() -> None:
     told, problems = resolve([tenant("t", "2", namespace="b"), tenant("t", "1", namespace="a")], {})
     assert len(told) == 1
     assert problems[("b", "t")][0].reason == "DuplicateTenant"
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{}", '{"keys": []}', '{"keys": ["x"]}', '{"keys": [{"kid": "a"}]}', "-----BEGIN"]
+)
+def test_what_is_no_key_set_is_named_and_not_pushed(text: str) -> None:
+    """Envoy would take it, and then refuse each token: Ready would be a lie."""
+    jwt = {"issuer": "https://issuer.example", "jwksSecret": {"name": "jwks"}}
+    told, problems = resolve([tenant("t", "1", jwt=jwt)], {("ns", "jwks"): {"key": text}})
+    [problem] = problems[("ns", "t")]
+    assert (problem.reason, problem.field) == ("InvalidJwks", "spec.jwt.jwksSecret")
+    assert "Secret 'jwks'" in problem.message
+    assert told[0].jwt is None
+    sound = '{"keys": [{"kty": "RSA", "n": "x", "e": "AQAB"}]}'
+    told, problems = resolve([tenant("t", "1", jwt=jwt)], {("ns", "jwks"): {"key": sound}})
+    assert told[0].jwt is not None
+    assert not problems[("ns", "t")]
