@@ -155,6 +155,23 @@ async def test_an_edit_wins_in_the_middle_and_two_at_once_end_in_the_last(world:
         assert not load.failures, load.failures[:3]
 
 
+async def test_every_burst_of_edits_ends_in_the_last(world: World) -> None:
+    """Edits that meet the operator's own writes of status: none may be taken for known because its version is."""
+
+    async def told(text: str) -> bool:
+        async with aiohttp.ClientSession() as http:
+            _, body = await world.chat(http, "m")
+            return text in str(body)
+
+    for number in range(60):
+        manifest = policy_manifest("m", "a")
+        manifest["spec"]["rules"][0] = {"name": "all", "target": {"refusal": {"message": f"edit {number}."}}}
+        await world.apply(manifest)
+        if number == 0:
+            await world.wait_condition(POLICY, "m", "Ready")
+        await until(f"edit {number} in force", lambda n=number: told(f"edit {n}."), seconds=10)  # type: ignore[misc]
+
+
 async def test_a_serving_backend_can_be_deleted_and_the_policy_says_so(world: World) -> None:
     await world.serve("a")
     await world.apply(policy_manifest("m", "a"))

@@ -88,6 +88,7 @@ class App:
             router,
             queue,
             credentials=Credentials(),
+            react=self._react,
         )
         self._backends, self._policies, self._others = (
             Backends(self.ctx),

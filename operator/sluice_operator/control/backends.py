@@ -68,7 +68,7 @@ class Backends:
             meta.name,
             {"finalizers": list(finalizers), "resourceVersion": meta.resource_version, "uid": meta.uid},
         )
-        self._ctx.cache.put("InferenceBackend", told)
+        await self._ctx.answered("InferenceBackend", told)
 
     async def _drain(self, backend: InferenceBackend) -> float | None:
         meta, ctx = backend.metadata, self._ctx
@@ -95,7 +95,7 @@ class Backends:
         except Conflict:
             fresh = await ctx.kube.find(BACKEND, meta.namespace, meta.name)
             if fresh is not None and fresh["metadata"].get("uid") == meta.uid:
-                ctx.cache.put("InferenceBackend", fresh)
+                await ctx.answered("InferenceBackend", fresh)
                 return 0.05
         return None
 
@@ -138,7 +138,7 @@ class Backends:
             told = await ctx.kube.apply(manifest)
             if kind_of(manifest) == DEPLOYMENT:
                 generation = told["metadata"].get("generation", 0)
-                ctx.cache.put("Deployment", told)
+                await ctx.answered("Deployment", told)
         self._applied[name] = (backend.metadata.uid, digest, generation)
         return None
 
@@ -196,7 +196,7 @@ class Backends:
         if not changed(backend.status, told):
             return
         answer = await ctx.kube.patch_status(BACKEND, meta.namespace, meta.name, wire(told))
-        ctx.cache.put("InferenceBackend", answer)
+        await ctx.answered("InferenceBackend", answer)
         ctx.router.dirty.set()
         await self._news(backend, told)
 

@@ -77,6 +77,13 @@ class Cache:
         table[name] = parsed
         return bool(known != parsed)
 
+    def answered(self, kind: str, obj: Mapping[str, Any]) -> bool:
+        """Takes in the answer to a write of ours. Returns whether somebody else's edit came with it: the watch
+        will not tell of that again as news, since its version is known now."""
+        name = (obj["metadata"]["namespace"], obj["metadata"]["name"])
+        before = self._table(kind).get(name)
+        return self.put(kind, obj) and _edit(before) != _edit(self._table(kind).get(name))
+
     def drop(self, kind: str, name: Name, version: int = 0) -> bool:
         """Forgets an object. Returns whether it was known."""
         seen = self._versions.get((kind, *name), -1)
@@ -116,6 +123,12 @@ class Cache:
             "Deployment": self.deployments,
         }
         return tables[kind]
+
+
+def _edit(known: Any) -> Any:
+    """What tells edits apart from our own writes of status; what has no status of ours is compared whole."""
+    meta: Metadata | None = getattr(known, "metadata", None)
+    return (meta.uid, meta.generation, meta.deletion_timestamp) if meta is not None else known
 
 
 def parse(model: type[T], obj: Mapping[str, Any]) -> T | Broken:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -61,9 +61,16 @@ class Context:
     router: Router
     queue: Queue
     credentials: Credentials
+    react: Callable[[str, Name], Awaitable[None]]
+    """What follows from news of an object."""
     secrets: dict[Name, Mapping[str, str]] = field(default_factory=dict)
     """Decoded data of the Secrets that tenants name."""
     tenant_problems: dict[Name, tuple[Problem, ...]] = field(default_factory=dict)
+
+    async def answered(self, kind: str, obj: Mapping[str, Any]) -> None:
+        """Takes in the answer to a write of ours, and what others wrote before it."""
+        if self.cache.answered(kind, obj):
+            await self.react(kind, (obj["metadata"]["namespace"], obj["metadata"]["name"]))
 
     def dirty(self, kind: str, name: Name, delay: float = 0.0) -> None:
         key: Key = (kind, *name)

@@ -44,7 +44,7 @@ class Others:
             ),
         )
         if changed(scope.status, told):
-            ctx.cache.put("CacheScope", await ctx.kube.patch_status(SCOPE, *name, wire(told)))
+            await ctx.answered("CacheScope", await ctx.kube.patch_status(SCOPE, *name, wire(told)))
 
     def _scope_waiting(self, scope: CacheScope) -> str:
         made = self._ctx.router.plan
@@ -92,7 +92,7 @@ class Others:
             ),
         )
         if changed(tenant.status, told):
-            ctx.cache.put("Tenant", await ctx.kube.patch_status(TENANT, *name, wire(told)))
+            await ctx.answered("Tenant", await ctx.kube.patch_status(TENANT, *name, wire(told)))
 
     def _tenant_problems(self, name: Name) -> tuple[Problem, ...]:
         """What is wrong with it by itself, else what the gateway would not take."""

@@ -55,7 +55,7 @@ class Policies:
                 entry.urgent = True
                 raise
             entry.written = monotonic()
-            ctx.cache.put("RoutePolicy", answer)
+            await ctx.answered("RoutePolicy", answer)
         if pending and ctx.book.apply_pending(entry, pending, now()):
             await ctx.router.flush()
         await self._news(policy, entry)

@@ -36,7 +36,7 @@ async def tell_broken(ctx: Context, kind: Kind, broken: Broken) -> None:
         return
     status = {"observedGeneration": meta.generation, "conditions": [wire(c) for c in conditions]}
     answer = await ctx.kube.patch_status(kind, meta.namespace, meta.name, status)
-    ctx.cache.put(kind.kind, answer)
+    await ctx.answered(kind.kind, answer)
     before = find(old, "Stalled")
     if before is None or before.message != broken.problem.text():
         await ctx.recorder.tell(

@@ -75,6 +75,18 @@ def scope(version: int, epoch: int = 0, **more: object) -> dict[str, object]:
     }
 
 
+def test_an_edit_that_comes_with_the_answer_to_our_own_write_is_news() -> None:
+    """The watch tells of it later, as a version that the cache knows already: nobody else would notice."""
+    cache = Cache()
+    cache.put("CacheScope", scope(5, 1))
+    ours = scope(6, 1) | {"status": {"observedGeneration": 1}}
+    assert not cache.answered("CacheScope", ours), "our own status is no news"
+    edited = scope(8, 2)
+    edited["metadata"]["generation"] = 2
+    assert cache.answered("CacheScope", edited)
+    assert not cache.put("CacheScope", edited)
+
+
 def test_the_cache_never_goes_back() -> None:
     cache = Cache()
     assert cache.put("CacheScope", scope(5, 1))
