@@ -27,8 +27,9 @@ from . import handlers
 from .control import metrics
 from .control.app import App
 from .control.context import Settings
-from .kube import Kube
+from .kube import Kube, KubeError
 from .kube.lease import Lease, LeaseLost
+from .kube.letgo import let_go
 from .plan.backend import Defaults
 from .plan.names import RUNTIME_SECRET
 from .xds.bootstrap import TlsFiles
@@ -146,6 +147,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         type=float,
         default=float(env("DRAIN_SECONDS", "10")),
         help="longest wait of a deleted backend for routes to leave it (default: %(default)s)",
+    )
+    add(
+        "--let-go",
+        action="store_true",
+        help="only take the operator's finalizer from all InferenceBackends, and end: for when it has been "
+        "uninstalled",
     )
     add(
         "--log-level",
@@ -284,6 +291,19 @@ async def _work(app: App, lease: Lease, stop: asyncio.Event, stopping: asyncio.T
         await _end(theirs)
 
 
+async def _let_go(args: argparse.Namespace) -> int:
+    kube = await Kube.connect()
+    try:
+        freed = await let_go(kube, [n for n in args.watch_namespaces.split(",") if n])
+        log.info("let go", extra={"backends": freed})
+        return 0
+    except KubeError as error:
+        log.error("can't let go of the backends", extra={"error": str(error)})
+        return 1
+    finally:
+        await kube.close()
+
+
 async def _end(task: asyncio.Task[Any]) -> bool:
     """Cancels, and waits for a while. Returns whether it has ended."""
     task.cancel()
@@ -311,7 +331,7 @@ def main() -> None:
     logging.basicConfig(level=args.log_level.upper(), handlers=[handler], force=True)
     for noisy in ("kopf", "aiohttp", "kubernetes"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    code = asyncio.run(run(args))
+    code = asyncio.run(_let_go(args) if args.let_go else run(args))
     # Threads of gRPC must not keep a process alive that has ended.
     sys.stderr.flush()
     os._exit(code)

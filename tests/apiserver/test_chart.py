@@ -98,6 +98,25 @@ def test_pods_are_restricted() -> None:
             assert "readinessProbe" in container
 
 
+def test_uninstalling_leaves_no_finalizer_behind() -> None:
+    """The hook comes after the operator has gone, or that would put the finalizer back."""
+    for flags, kind in (("watchNamespaces={a,b}", "Role"), ("watchAllNamespaces=true", "ClusterRole")):
+        objects = render("--set", flags)
+        marked = {key: o["metadata"].get("annotations") or {} for key, o in objects.items()}
+        hooks = {key: objects[key] for key, told in marked.items() if "helm.sh/hook" in told}
+        assert all(o["metadata"]["annotations"]["helm.sh/hook"] == "post-delete" for o in hooks.values())
+        assert {k for k, _, _ in hooks} == {"Job", "ServiceAccount", kind, f"{kind}Binding"}
+        job = objects["Job", "team", "sluice-uninstall"]["spec"]
+        pod = job["template"]["spec"]
+        container = pod["containers"][0]
+        assert container["args"] == ["--let-go"]
+        assert (pod["restartPolicy"], job["activeDeadlineSeconds"]) == ("Never", 120)
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+        told = {e["name"]: e["value"] for e in container["env"]}["SLUICE_WATCH_NAMESPACES"]
+        assert told == ("a,b" if kind == "Role" else "")
+
+
 def test_only_the_operator_may_talk_to_the_api_server() -> None:
     gateway = render()["Deployment", "team", "sluice-gateway"]["spec"]["template"]["spec"]
     assert gateway["automountServiceAccountToken"] is False

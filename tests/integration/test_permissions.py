@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
 import subprocess
 from typing import Any
 
@@ -10,15 +12,15 @@ import pytest
 import yaml
 
 from apiserver.server import BINARIES
-from integration.world import ROOT, SYSTEM, World, policy_manifest, rollout, until
+from integration.world import ROOT, SYSTEM, World, backend_manifest, policy_manifest, rollout, until
 from sluice_operator.kube.client import BACKEND, EVENT, POLICY
 from sluice_operator.xds.local import LocalEnvoy
 
 pytestmark = pytest.mark.apiserver
 
 
-def permit(world: World, *, everywhere: bool) -> None:
-    """Applies the chart's service account and roles, and lets the operator be that account."""
+def permit(world: World, *, everywhere: bool, part: str = "operator") -> None:
+    """Applies the chart's service accounts and roles, and lets the operator be the one of ``part``."""
     values = {"watchAllNamespaces": everywhere, "watchNamespaces": [] if everywhere else [world.namespace]}
     flags = [f"--set-json={key}={json.dumps(value)}" for key, value in values.items()]
     rendered = subprocess.run(
@@ -42,7 +44,7 @@ def permit(world: World, *, everywhere: bool) -> None:
     account = next(
         d["metadata"]["name"]
         for d in parts
-        if d["kind"] == "ServiceAccount" and "operator" in d["metadata"]["name"]
+        if d["kind"] == "ServiceAccount" and part in d["metadata"]["name"]
     )
     token = world.server.kubectl("create", "token", account, "--namespace", SYSTEM).strip()
     config = yaml.safe_load(world.server.kubeconfig.read_text())
@@ -77,3 +79,24 @@ async def test_the_charts_roles_suffice(bare: World, everywhere: bool) -> None:
     assert "forbidden" not in bare.log().replace("scanning", ""), [
         line for line in bare.log().splitlines() if "forbidden" in line
     ]
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+async def test_a_backend_can_be_deleted_after_the_operator_was_uninstalled(
+    bare: World, everywhere: bool
+) -> None:
+    """What the chart's last hook runs, with what it may."""
+    await bare.start_operator()
+    await bare.apply(backend_manifest("left"))
+
+    async def held() -> bool:
+        return bool((await bare.get(BACKEND, "left"))["metadata"].get("finalizers"))
+
+    await until("the finalizer", held)
+    await bare.kill_operator(signal.SIGTERM)
+    permit(bare, everywhere=everywhere, part="uninstall")
+    last = await bare.start_operator(wait=False, let_go="")
+    assert await asyncio.wait_for(last.wait(), 20) == 0, bare.log()
+    assert not await held()
+    await bare.kube.delete(BACKEND, bare.namespace, "left")
+    await until("deleted", lambda: bare.gone(BACKEND, "left"))

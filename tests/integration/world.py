@@ -103,7 +103,7 @@ class World:
             sys.executable,
             "-m",
             "sluice_operator",
-            *(f"--{k}={v}" for k, v in flags.items()),
+            *(f"--{k}={v}" if v != "" else f"--{k}" for k, v in flags.items()),
             env={**os.environ, "KUBECONFIG": str(self.kubeconfig or self.server.kubeconfig)},
             stdout=log,
             stderr=log,

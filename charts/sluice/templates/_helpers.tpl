@@ -33,6 +33,13 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- else }}{{ .Values.watchNamespaces | default (list .Release.Namespace) | toJson }}{{ end -}}
 {{- end }}
 
+{{/* Annotations of what `helm uninstall` does last; the argument orders it. */}}
+{{- define "sluice.lastHook" -}}
+helm.sh/hook: post-delete
+helm.sh/hook-weight: {{ . | quote }}
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end }}
+
 {{- define "sluice.podSecurity" -}}
 runAsNonRoot: true
 runAsUser: 65532
