@@ -1,4 +1,5 @@
-"""``make bench``: run every benchmark, show its output as it comes, and keep table and JSON in ``benches/RESULTS.md``.
+"""``make bench``: run every benchmark, show its output as it comes, and keep table and JSON in
+``benches/RESULTS.md``.
 
 A benchmark that fails ends the run and leaves the report as it was.
 """
@@ -14,9 +15,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = {
-    "bench-engine": "Tokens a second of the engine on SmolLM2-135M-Instruct, bf16, greedy, random prompts, best of 3.",
-    "bench-gateway": "Milliseconds that the gateway adds to a request: through it and straight to a pod, interleaved.",
-    "bench-rollback": "How long a bad candidate, or an edit of the RoutePolicy, lives on, on the real cluster.",
+    "bench-engine": "Tokens a second of the engine on SmolLM2-135M-Instruct, bf16, greedy, random prompts, "
+    "best of 3.",
+    "bench-gateway": "Milliseconds that the gateway adds to a request: through it and straight to a pod, "
+    "interleaved.",
+    "bench-rollback": "How long a bad candidate, or an edit of the RoutePolicy, lives on, on the real "
+    "cluster.",
 }
 
 
@@ -54,7 +58,8 @@ def main() -> None:
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.strip()
     parts = [
-        f"# Benchmarks\n\n`make bench`, {datetime.datetime.now(datetime.UTC):%Y-%m-%d}, commit {commit}, on {machine()}. "
+        f"# Benchmarks\n\n`make bench`, {datetime.datetime.now(datetime.UTC):%Y-%m-%d}, commit {commit}, "
+        f"on {machine()}. "
         "No accelerator: nothing here has been run on a GPU yet. Seeds stand in the tables."
     ]
     for target, what in BENCHMARKS.items():
