@@ -156,7 +156,8 @@ async def test_an_edit_wins_in_the_middle_and_two_at_once_end_in_the_last(world:
 
 
 async def test_every_burst_of_edits_ends_in_the_last(world: World) -> None:
-    """Edits that meet the operator's own writes of status: none may be taken for known because its version is."""
+    """Edits that meet the operator's own writes of status: none may be taken for known because its version
+    is."""
 
     async def told(text: str) -> bool:
         async with aiohttp.ClientSession() as http:

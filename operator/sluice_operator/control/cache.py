@@ -78,8 +78,8 @@ class Cache:
         return bool(known != parsed)
 
     def answered(self, kind: str, obj: Mapping[str, Any]) -> bool:
-        """Takes in the answer to a write of ours. Returns whether somebody else's edit came with it: the watch
-        will not tell of that again as news, since its version is known now."""
+        """Takes in the answer to a write of ours. Returns whether somebody else's edit came with it: the
+        watch will not tell of that again as news, since its version is known now."""
         name = (obj["metadata"]["namespace"], obj["metadata"]["name"])
         before = self._table(kind).get(name)
         return self.put(kind, obj) and _edit(before) != _edit(self._table(kind).get(name))
