@@ -26,17 +26,28 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from e2e.harness import standin
 from e2e.harness.evidence import Tap
 from e2e.harness.install import (
+    EXAMPLES,
     Installation,
     backend_pods,
     install,
     kill_operator,
+    models_dir,
     operator_back,
 )
-from e2e.harness.kube import until
+from e2e.harness.kube import documents, until
 from e2e.harness.load import Load, chat
 
 PARIS = [{"name": "capital", "mustMatch": "Paris"}]
 NAME = "bench"
+SLOW = {"ttft": standin.GOOD["ttft"] * 5, "tpot": standin.GOOD["tpot"] * 5}
+KINDS: dict[str, tuple[dict[str, Any], Callable[[dict[str, Any]], bool]]] = {
+    "slow": (SLOW, lambda r: r["timing"]["ttft_s"] is not None and r["timing"]["ttft_s"] > 0.05),
+    "contract": (
+        {"text": "The capital of France is Rome."},
+        lambda r: any(v["hard"] and not v["ok"] for v in r["verdicts"]),
+    ),
+}
+"""Script of the candidate that turns bad, and how a bad answer is told."""
 
 
 def phase(sluice: Installation, wanted: str) -> None:
@@ -65,6 +76,7 @@ def rollback(
         )
     )
     until("30 good candidate requests", lambda: len(tap.records) >= 30, seconds=90)
+    tap.records.clear()
     tap.put("/v1/script", standin.GOOD | script)
     phase(sluice, "RolledBack")
     tap.settle()
@@ -114,6 +126,87 @@ def restarts(sluice: Installation, load: Load, count: int) -> list[int]:
     return failed
 
 
+def progress(text: str) -> None:
+    """A line for whoever waits; not part of the report."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def scripted(
+    sluice: Installation, rounds: int, num_edits: int, seed: int
+) -> tuple[dict[str, list[tuple[float, int]]], list[float], list[int]]:
+    """Rollbacks, edits and restarts with scripted runtimes at 20 requests/s and 10 % weight."""
+    kube = sluice.kube
+    for arm in "ab":
+        kube.apply(standin.backend(f"{NAME}-{arm}"))
+    kube.apply(standin.policy(NAME, NAME, f"{NAME}-a", checks=PARIS))
+    for arm in "ab":
+        kube.wait_condition("InferenceBackend", f"{NAME}-{arm}", "Ready")
+    kube.wait_condition("RoutePolicy", NAME, "Ready")
+    pod = backend_pods(kube, f"{NAME}-b")[0]["metadata"]["name"]
+    results: dict[str, list[tuple[float, int]]] = {kind: [] for kind in KINDS}
+    body = chat("capital?") | {"model": NAME}
+    with (
+        Load(sluice.url, sluice.key, lambda _: body, rate=20, seed=seed) as load,
+        Tap(kube, pod, sluice.admin_token) as tap,
+    ):
+        for number in range(rounds):
+            for index, (kind, (script, bad)) in enumerate(KINDS.items()):
+                results[kind].append(rollback(sluice, tap, script, bad, number * len(KINDS) + index + 1))
+                progress(f"· scripted, round {number + 1} of {rounds}, {kind}: {results[kind][-1]}")
+        took = edits(sluice, num_edits)
+        failed = restarts(sluice, load, rounds)
+    kube.delete("RoutePolicy", NAME)
+    for arm in "ab":
+        kube.delete("InferenceBackend", f"{NAME}-{arm}")
+    return results, took, failed
+
+
+def with_model(sluice: Installation, rounds: int) -> dict[str, list[int]]:
+    """Candidate requests until a rollback, with SmolLM2 and the demo's manifests: 3 requests/s, 25 %."""
+    kube = sluice.kube
+    for name in ("00-tenant.yaml", "01-models.yaml", "10-smol-bf16.yaml", "20-assistant.yaml"):
+        kube.apply_file(EXAMPLES / name, MODELS_DIR=models_dir())
+    kube.wait_condition("RoutePolicy", "assistant", "Ready", seconds=180)
+    found: dict[str, list[int]] = {}
+    for kind, backend, manifest, release in (
+        ("slow", "smol-slow", "12-smol-slow.yaml", "22-rollout-slow.yaml"),
+        ("contract", "broken", "13-broken.yaml", "24-rollout-broken.yaml"),
+    ):
+        kube.apply_file(EXAMPLES / manifest)
+        kube.wait_condition("InferenceBackend", backend, "Ready", seconds=180)
+        pod = backend_pods(kube, backend)[0]["metadata"]["name"]
+        question = chat("What is the capital of France?", max_tokens=16)
+        with (
+            Load(sluice.url, sluice.key, lambda _, body=question: body, rate=3),  # type: ignore[misc]
+            Tap(kube, pod, sluice.admin_token) as tap,
+        ):
+            found[kind] = [one_release(sluice, tap, release, number) for number in range(rounds)]
+            progress(f"· with the model, {kind}: {found[kind]} candidate requests")
+        kube.apply_file(EXAMPLES / "20-assistant.yaml")
+        kube.delete("InferenceBackend", backend)
+    return found
+
+
+def one_release(sluice: Installation, tap: Tap, release: str, number: int) -> int:
+    """Candidate requests of one attempt that goes back by itself."""
+    policy = next(iter(documents(EXAMPLES / release)))
+    attempt = 1000 + int(time.time()) % 1_000_000 + number
+    policy["spec"]["rules"][0]["rollout"]["attempt"] = attempt
+    tap.records.clear()
+    before = sluice.kube.rule("assistant", "chat")["attempt"]
+    sluice.kube.apply(policy)
+    until(
+        "rolled back",
+        lambda: (
+            (rule := sluice.kube.rule("assistant", "chat"))["phase"] == "RolledBack"
+            and rule["attempt"] != before
+        ),
+        seconds=120,
+    )
+    tap.settle()
+    return len(tap.records)
+
+
 def main() -> None:
     """Print a table, then one JSON object as the last line."""
     parser = argparse.ArgumentParser(
@@ -124,36 +217,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7)
     args = parser.parse_args()
     sluice = install()
-    kube = sluice.kube
-    for arm in "ab":
-        kube.apply(standin.backend(f"{NAME}-{arm}"))
-    kube.apply(standin.policy(NAME, NAME, f"{NAME}-a", checks=PARIS))
-    for arm in "ab":
-        kube.wait_condition("InferenceBackend", f"{NAME}-{arm}", "Ready")
-    kube.wait_condition("RoutePolicy", NAME, "Ready")
-    pod = backend_pods(kube, f"{NAME}-b")[0]["metadata"]["name"]
-    slow = {"ttft": standin.GOOD["ttft"] * 5, "tpot": standin.GOOD["tpot"] * 5}
-    broken = {"text": "The capital of France is Rome."}
-    kinds: dict[str, tuple[dict[str, Any], Callable[[dict[str, Any]], bool]]] = {
-        "slow": (slow, lambda r: r["timing"]["ttft_s"] is not None and r["timing"]["ttft_s"] > 0.05),
-        "contract": (broken, lambda r: any(v["hard"] and not v["ok"] for v in r["verdicts"])),
-    }
-    results: dict[str, list[tuple[float, int]]] = {kind: [] for kind in kinds}
-    with (
-        Load(
-            sluice.url, sluice.key, lambda _: chat("capital?") | {"model": NAME}, rate=20, seed=args.seed
-        ) as load,
-        Tap(kube, pod, sluice.admin_token) as tap,
-    ):
-        for number in range(args.rounds):
-            for index, (kind, (script, bad)) in enumerate(kinds.items()):
-                results[kind].append(rollback(sluice, tap, script, bad, number * len(kinds) + index + 1))
-        took = edits(sluice, args.edits)
-        failed = restarts(sluice, load, args.rounds)
-    for arm in "ab":
-        kube.delete("InferenceBackend", f"{NAME}-{arm}")
-    kube.delete("RoutePolicy", NAME)
-    report(args, results, took, failed)
+    results, took, failed = scripted(sluice, args.rounds, args.edits, args.seed)
+    report(args, results, took, failed, with_model(sluice, args.rounds))
 
 
 def report(
@@ -161,12 +226,14 @@ def report(
     results: dict[str, list[tuple[float, int]]],
     took: list[float],
     failed: list[int],
+    model: dict[str, list[int]],
 ) -> None:
     """The table and the JSON line."""
     answer: dict[str, Any] = {
         kind: {
             "seconds": round(statistics.median(s for s, _ in rows), 3),
             "candidate_requests": statistics.median(n for _, n in rows),
+            "candidate_requests_model": statistics.median(model[kind]),
         }
         for kind, rows in results.items()
     }
@@ -185,6 +252,11 @@ def report(
             kind,
             f"{answer[kind]['seconds']} s, {answer[kind]['candidate_requests']} requests",
             " ".join(f"{s:.2f}s/{n}" for s, n in rows),
+        )
+        table.add_row(
+            f"{kind}, SmolLM2 at 3/s, 25 %",
+            f"{answer[kind]['candidate_requests_model']} requests",
+            " ".join(map(str, model[kind])),
         )
     table.add_row(
         "edit in force", f"{answer['edit']['seconds_p50']} s", f"p99 {answer['edit']['seconds_p99']} s"
