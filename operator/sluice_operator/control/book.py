@@ -48,6 +48,10 @@ class Entry:
     unheard: dict[str, datetime] = field(default_factory=dict)
     """Since when evidence of a rule's arms can't be heard."""
     news: list[tuple[str, Transition]] = field(default_factory=list)
+    services: tuple[Problem, ...] = ()
+    """Services that it names and that were not there when last looked for."""
+    looked: tuple[int, float] = (0, 0.0)
+    """Generation whose Services were looked for, and when."""
     told: tuple[Problem, ...] = ()
     """Problems that an Event has told already."""
     urgent: bool = True

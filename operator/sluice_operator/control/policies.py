@@ -10,17 +10,19 @@ from __future__ import annotations
 from ..api import RoutePolicy, RuleStatus
 from ..api.routepolicy import Phase
 from ..kube import Conflict, NotFound
-from ..kube.client import CONTROLLER_REVISION, POLICY
+from ..kube.client import CONTROLLER_REVISION, POLICY, SERVICE
 from ..plan import backend as plan_backend
 from ..plan import names
 from ..plan.arms import STABLE
 from ..plan.policy_status import PolicySeen, status
+from ..plan.validate import service_problem
 from .book import Entry
 from .cache import Broken, Name
 from .context import Context, about, monotonic, now, stamp
 from .statuses import changed, tell_broken, wire
 
 _CHECKPOINT_S = 2.0
+_LOOK_S = 10.0
 _KEPT_REVISIONS = 3
 
 
@@ -39,6 +41,7 @@ class Policies:
         if isinstance(policy, Broken):
             await tell_broken(ctx, POLICY, policy)
             return None
+        named = await self._look_for_services(entry)
         since = monotonic() - entry.written
         told_before = policy.status
         pending = dict(entry.pending)
@@ -56,10 +59,29 @@ class Policies:
                 raise
             entry.written = monotonic()
             await ctx.answered("RoutePolicy", answer)
+        else:
+            entry.urgent = False
         if pending and ctx.book.apply_pending(entry, pending, now()):
             await ctx.router.flush()
         await self._news(policy, entry)
-        return 0.01 if entry.pending or entry.urgent else None
+        return 0.01 if entry.pending or entry.urgent else _LOOK_S if named else None
+
+    async def _look_for_services(self, entry: Entry) -> bool:
+        """Services are not watched: those that a policy names are looked for now and then. Returns whether
+        there are any."""
+        rules = entry.spec.rules if entry.spec is not None else []
+        named = [(i, r.target.service) for i, r in enumerate(rules) if r.target.service is not None]
+        generation, when = entry.looked
+        if not named:
+            entry.services = ()
+        elif generation != entry.accepted or monotonic() - when > _LOOK_S * 0.9:
+            entry.looked = (entry.accepted, monotonic())
+            found = [
+                service_problem(i, s, await self._ctx.kube.find(SERVICE, entry.name[0], s.name))
+                for i, s in named
+            ]
+            entry.services = tuple(p for p in found if p is not None)
+        return bool(named)
 
     async def _keep(self, policy: RoutePolicy | Broken, entry: Entry) -> None:
         """Keeps the accepted spec where a restart finds it."""
@@ -122,6 +144,7 @@ class Policies:
             rules=tuple(rules[n] for n in order if n in rules),
             waiting=waiting,
             unserved=unserved,
+            services=entry.services,
             quarantined=self._ctx.ads.quarantined.get(f"policy/{entry.key}", ""),
             gateway=self._ctx.ads.num_gateways > 0 and entry.in_force == entry.accepted,
         )
@@ -139,12 +162,12 @@ class Policies:
                 kind="Warning" if bad else "Normal",
             )
         # Once, and not at each checkpoint of a rollout that goes on under them.
-        problems, entry.told = entry.told, entry.problems
-        if entry.problems and entry.problems != problems:
+        before, entry.told = entry.told, entry.problems or entry.services
+        if entry.told and entry.told != before:
             await self._ctx.recorder.tell(
                 about("RoutePolicy", policy.metadata),
-                entry.problems[0].reason,
-                entry.problems[0].text(),
+                entry.told[0].reason,
+                entry.told[0].text(),
                 now(),
                 kind="Warning",
             )

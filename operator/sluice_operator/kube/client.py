@@ -63,7 +63,7 @@ class Kind:
 
 
 CONFIG_MAP, SECRET, POD, NAMESPACE = (Kind("v1", k) for k in ("ConfigMap", "Secret", "Pod", "Namespace"))
-EVENT = Kind("v1", "Event")
+EVENT, SERVICE = Kind("v1", "Event"), Kind("v1", "Service")
 DEPLOYMENT = Kind("apps/v1", "Deployment")
 CONTROLLER_REVISION = Kind("apps/v1", "ControllerRevision")
 LEASE = Kind("coordination.k8s.io/v1", "Lease")

@@ -28,6 +28,8 @@ class PolicySeen:
     """Why an arm is not where it shall be, by ``rule/arm``."""
     unserved: Mapping[str, str] = field(default_factory=dict)
     """Rules whose stable arm nobody answers, with the cluster."""
+    services: tuple[Problem, ...] = ()
+    """Services that rules in force name and that are not there."""
     quarantined: str = ""
     """Why the gateway does not take the policy."""
     gateway: bool = True
@@ -64,6 +66,8 @@ def _stalled(seen: PolicySeen) -> Problem | None:
         return Problem(first.reason, text, first.field)
     if seen.quarantined:
         return Problem("RefusedByGateway", seen.quarantined)
+    if seen.services:
+        return seen.services[0]
     refused = next((text for text in seen.waiting.values() if "refused the configuration" in text), "")
     return Problem("ConfigRefused", refused) if refused else None
 

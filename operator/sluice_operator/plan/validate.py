@@ -11,12 +11,13 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import jsonschema
 import re2
 
 from ..api.backend import Fitness
-from ..api.routepolicy import Check, RoutePolicySpec, Rule
+from ..api.routepolicy import Check, RoutePolicySpec, Rule, ServiceTarget
 from .arms import candidate_arm, stable_arm
 from .conditions import Problem
 from .fitness import complaint
@@ -35,6 +36,25 @@ class Surroundings:
     """Tasks that each Tenant's callers may claim."""
     models_taken: Mapping[str, str] = field(default_factory=dict)
     """Model names that older policies publish, with the policy's namespace/name."""
+
+
+def service_problem(index: int, service: ServiceTarget, found: Mapping[str, Any] | None) -> Problem | None:
+    """What is wrong with the Service that rule ``index`` names, as the API server has it (None: nothing)."""
+    at = f"spec.rules[{index}].target.service"
+    if found is None:
+        told = f"Service {service.name!r} does not exist in this namespace; create it or correct the name"
+        return Problem("ServiceNotFound", told, f"{at}.name")
+    spec = found.get("spec") or {}
+    if spec.get("type") == "ExternalName":
+        return None
+    ports = {p["port"] for p in spec.get("ports") or []}
+    if spec.get("clusterIP") == "None":  # its name stands for the pods themselves
+        ports |= {p["targetPort"] for p in spec.get("ports") or [] if isinstance(p.get("targetPort"), int)}
+    if service.port in ports:
+        return None
+    has = ", ".join(map(str, sorted(ports))) or "none"
+    told = f"Service {service.name!r} has no port {service.port}, only {has}"
+    return Problem("ServiceNotFound", told, f"{at}.port")
 
 
 def policy_problems(spec: RoutePolicySpec, around: Surroundings) -> tuple[Problem, ...]:
