@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 
@@ -241,3 +242,23 @@ async def test_a_backend_asked_to_go_while_nobody_listened_goes(world: World) ->
     await world.kube.delete(BACKEND, world.namespace, "late")
     await world.start_operator()
     await until("deleted", lambda: world.gone(BACKEND, "late"))
+
+
+async def test_a_backend_made_anew_does_not_take_its_predecessors_pods_for_its_own(world: World) -> None:
+    """They may still be there, and ready, and tell what they loaded."""
+    pod = await world.serve("twice")
+    first = await world.get(BACKEND, "twice")
+    await world.kube.delete(BACKEND, world.namespace, "twice")
+    await until("deleted", lambda: world.gone(BACKEND, "twice"))
+    await asyncio.sleep(1.1)  # times of creation are whole seconds
+    await world.apply(backend_manifest("twice"))
+    await until("its status", lambda: _observed(world, "twice"))
+    await asyncio.sleep(1)
+    second = await world.get(BACKEND, "twice")
+    assert first["metadata"]["uid"] != second["metadata"]["uid"]
+    assert (await world.get(POD, pod.name))["status"]["phase"] == "Running"
+    assert "identity" not in second["status"]
+    assert condition(second, "Ready")["status"] == "False"
+    assert second["status"]["replicas"] == 0
+    await world.play_pod("twice")
+    await world.wait_condition(BACKEND, "twice", "Ready")

@@ -110,9 +110,12 @@ class Router:
         )
 
     def pod_states(self, namespace: str, backend: str) -> tuple[PodState, ...]:
-        return tuple(
-            PodState(p, self._collector.view(p)) for p in self._cache.backend_pods(namespace, backend)
-        )
+        """The backend's pods; those of a deleted one of the same name, which are older than it, are not: what
+        they loaded would go on record as what this one is."""
+        owner = self._cache.backends.get((namespace, backend))
+        born = owner.metadata.creation_timestamp if owner is not None else ""
+        pods = (p for p in self._cache.backend_pods(namespace, backend) if not p.created or p.created >= born)
+        return tuple(PodState(p, self._collector.view(p)) for p in pods)
 
     def reached(self, cluster: str) -> int:
         """Endpoints of ``cluster`` that the gateway has, or had and is merely reconnecting."""
