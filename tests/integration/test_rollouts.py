@@ -252,3 +252,26 @@ async def test_a_rollback_needs_no_api_server(world: World) -> None:
             await until("traffic", more)
             assert len(load.failures) == num_bad <= 4, load.failures
         assert (await in_phase(world, "m", "RolledBack"))["weight"] == 0
+
+
+async def test_another_gateway_takes_nothing_from_what_is_ready(world: World) -> None:
+    """A gateway that is rolled or scaled begins with nothing; conditions must not flap for it."""
+    await world.serve("a")
+    await world.apply(policy_manifest("m", "a"))
+    await world.wait_condition(POLICY, "m", "Ready")
+    seen = []
+
+    async def look(seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            for kind, name in ((BACKEND, "a"), (POLICY, "m")):
+                seen.append((name, condition(await world.get(kind, name), "Ready")["status"]))
+            await asyncio.sleep(0.01)
+
+    async with Load(world, "m") as load:
+        for _ in range(2):
+            watcher = asyncio.create_task(look(5))
+            async with LocalEnvoy(world.ads_port):
+                await watcher
+        assert not load.failures, load.failures[:3]
+    assert {status for _, status in seen} == {"True"}, set(seen)

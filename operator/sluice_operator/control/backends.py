@@ -177,16 +177,14 @@ class Backends:
     async def _tell(self, backend: InferenceBackend, problem: Problem | None) -> None:
         ctx, meta = self._ctx, backend.metadata
         cluster = names.cluster(meta.namespace, meta.name)
-        acked = ctx.ads.acked_clusters()
-        made = ctx.router.plan
-        planned = made.endpoints.get(cluster, ()) if made else ()
-        known = {(e.address, e.port) for e in acked.get(cluster, ())}
+        reached = ctx.router.reached(cluster)
         ours = self._deployment(backend)
         seen = Seen(
             pods=ctx.router.pod_states(meta.namespace, meta.name),
-            num_endpoints=sum((p.pod.ip, p.pod.api_port) in known for p in planned),
+            # A gateway that has just come and has nothing yet takes nothing away from the others.
+            num_endpoints=reached,
             gateway=ctx.ads.num_gateways > 0,
-            acked=cluster in acked,
+            acked=reached > 0 or ctx.router.acked(cluster),
             image=ours.image if ours else "",
             failure=ours.failure if ours else "",
             problem=problem,

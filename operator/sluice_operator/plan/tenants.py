@@ -1,7 +1,7 @@
 """Tenants as the gateway knows them.
 
-Invariant: one API key proves one tenant; where two claim it the older keeps it and the younger is told,
-without the key.
+Invariant: one API key, or one kind of token, proves one tenant; where two claim it the older keeps it and
+the younger is told, without the key.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ def resolve(
     """Tenants for the gateway, and what is wrong with each, by namespace and name."""
     known: dict[str, str] = {}
     keys_taken: dict[str, str] = {}
+    tokens_taken: dict[gateway.Jwt, str] = {}
     told: list[gateway.Tenant] = []
     problems: dict[tuple[str, str], tuple[Problem, ...]] = {}
     for tenant in sorted(
@@ -48,7 +49,18 @@ def resolve(
         else:
             known[meta.name] = meta.namespace
             keys = _keys(tenant, secrets, keys_taken, found)
-            told.append(_tenant(tenant, keys, _jwt(tenant, secrets, found)))
+            jwt = _jwt(tenant, secrets, found)
+            if jwt is not None and tokens_taken.setdefault(jwt, meta.name) != meta.name:
+                found.append(
+                    Problem(
+                        "DuplicateIdentity",
+                        f"the same tokens already prove Tenant {tokens_taken[jwt]!r}, which is older; "
+                        "ask for other claims",
+                        "spec.jwt.claims",
+                    )
+                )
+                jwt = None
+            told.append(_tenant(tenant, keys, jwt))
         problems[(meta.namespace, meta.name)] = tuple(found)
     return tuple(sorted(told, key=lambda t: t.name)), problems
 

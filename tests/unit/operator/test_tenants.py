@@ -63,3 +63,15 @@ def test_what_is_no_key_set_is_named_and_not_pushed(text: str) -> None:
     told, problems = resolve([tenant("t", "1", jwt=jwt)], {("ns", "jwks"): {"key": sound}})
     assert told[0].jwt is not None
     assert not problems[("ns", "t")]
+
+
+def test_one_kind_of_token_proves_one_tenant() -> None:
+    """Which of two the gateway took would depend on their names."""
+    secrets = {("ns", "jwks"): {"key": '{"keys": [{"kty": "RSA", "n": "x", "e": "AQAB"}]}'}}
+    jwt = {"issuer": "https://i.example", "jwksSecret": {"name": "jwks"}, "claims": {"team": "a"}}
+    told, problems = resolve([tenant("a-young", "2", jwt=jwt), tenant("old", "1", jwt=jwt)], secrets)
+    assert [t.name for t in told if t.jwt is not None] == ["old"]
+    [problem] = problems[("ns", "a-young")]
+    assert (problem.reason, problem.field) == ("DuplicateIdentity", "spec.jwt.claims")
+    other = tenant("b", "3", jwt={**jwt, "claims": {"team": "b"}})
+    assert not resolve([other, tenant("old", "1", jwt=jwt)], secrets)[1][("ns", "b")]
