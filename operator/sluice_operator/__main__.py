@@ -326,6 +326,8 @@ async def _take_signals_back(watching: asyncio.Event, stop: asyncio.Event) -> No
 
 def main() -> None:
     args = parse()
+    # The API server takes JSON 10,000 levels deep: one such object must not end every list and watch.
+    sys.setrecursionlimit(60_000)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=args.log_level.upper(), handlers=[handler], force=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import time
 
@@ -275,3 +276,31 @@ async def test_another_gateway_takes_nothing_from_what_is_ready(world: World) ->
                 await watcher
         assert not load.failures, load.failures[:3]
     assert {status for _, status in seen} == {"True"}, set(seen)
+
+
+async def test_a_schema_without_end_stalls_one_policy_and_nobody_else(world: World) -> None:
+    """JSON of thousands of levels is legal for the API server, and ends most of what recurses into it."""
+    await world.serve("a")
+    schema: dict = {"type": "object"}  # type: ignore[type-arg]
+    for _ in range(400):
+        schema = {"not": schema}
+    deep = policy_manifest("deep", "a", contract={"checks": [{"name": "c", "jsonSchema": schema}]})
+    await world.apply(deep)
+    told = await world.wait_condition(POLICY, "deep", "Stalled")
+    assert told["reason"] == "InvalidSchema"
+    assert "jsonSchema" in told["message"]
+    # Deeper than this test's own client could send.
+    end = 3000
+    text = json.dumps({**deep, "metadata": {"name": "deeper", "namespace": world.namespace}})
+    shallow = json.dumps(schema)
+    assert shallow in text
+    bottomless = '{"not":' * end + '{"type":"object"}' + "}" * end
+    text = text.replace(shallow, bottomless).replace('"model": "deep"', '"model": "deeper"')
+    world.server.kubectl("create", "-f", "-", stdin=text)
+    await world.apply(policy_manifest("m", "a"))
+    await world.wait_condition(POLICY, "m", "Ready")
+    await world.kill_operator(signal.SIGTERM)
+    await world.start_operator()
+    await world.apply(policy_manifest("n", "a"))
+    await world.wait_condition(POLICY, "n", "Ready")
+    assert "Traceback" not in world.log()

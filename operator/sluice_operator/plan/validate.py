@@ -23,6 +23,7 @@ from .conditions import Problem
 from .fitness import complaint
 
 _MAX_SCHEMA_BYTES = 64 * 1024
+_MAX_SCHEMA_DEPTH = 32
 _MAX_PATTERN_MEMORY = 1 << 20
 
 
@@ -237,6 +238,9 @@ def pattern_error(pattern: str) -> str:
 
 
 def _schema(schema: dict[str, object], at: str) -> Iterator[Problem]:
+    if _deeper_than(_MAX_SCHEMA_DEPTH, schema):
+        yield Problem("InvalidSchema", f"nested more than {_MAX_SCHEMA_DEPTH} levels deep", at)
+        return
     if len(json.dumps(schema)) > _MAX_SCHEMA_BYTES:
         yield Problem("InvalidSchema", f"larger than {_MAX_SCHEMA_BYTES} bytes", at)
         return
@@ -253,6 +257,17 @@ def _schema(schema: dict[str, object], at: str) -> Iterator[Problem]:
     for ref in _references(schema):
         if not ref.startswith("#"):
             yield Problem("InvalidSchema", f"$ref {ref!r} points outside the schema; nothing is fetched", at)
+
+
+def _deeper_than(depth: int, node: object) -> bool:
+    """Level by level, since what is nested without end would exhaust whatever recurses into it."""
+    level = [node]
+    for _ in range(depth):
+        groups = [n.values() if isinstance(n, dict) else n for n in level if isinstance(n, dict | list)]
+        level = [child for group in groups for child in group]
+        if not level:
+            return False
+    return True
 
 
 def _references(node: object) -> Iterator[str]:

@@ -39,6 +39,13 @@ def rollout(**more: Any) -> dict[str, Any]:
     }
 
 
+def deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(levels - 1):
+        schema = {"not": schema}
+    return {"target": {"backend": "a"}, "contract": {"checks": [{"name": "c", "jsonSchema": schema}]}}
+
+
 @pytest.mark.parametrize(
     ("rule", "reason", "field"),
     [
@@ -65,6 +72,8 @@ def rollout(**more: Any) -> dict[str, Any]:
             "InvalidSpec",
             "spec.rules[0].rollout.steps[1].weight",
         ),
+        (deep(40), "InvalidSchema", "spec.rules[0].contract.checks[0].jsonSchema"),
+        (deep(5000), "InvalidSchema", "spec.rules[0].contract.checks[0].jsonSchema"),
         (rollout(alpha="0.5"), "InvalidSpec", "spec.rules[0].rollout.alpha"),
         (rollout(alpha="1"), "InvalidSpec", "spec.rules[0].rollout.alpha"),
         (rollout(candidate={"backend": "a"}), "InvalidSpec", "spec.rules[0].rollout.candidate"),
@@ -124,6 +133,7 @@ def test_each_problem_names_its_field(rule: dict[str, Any], reason: str, field: 
     [
         [{"target": {"backend": "a"}}],
         [{"target": {"backend": "a"}, "cacheScope": "team"}],
+        [deep(31)],
         [rollout()],
         [{"target": {"backend": "default"}, "match": {"dataClasses": ["Public"]}}],
         [{"target": {"backend": "only-qa"}, "match": {"tasks": ["qa"]}}],
