@@ -44,11 +44,11 @@ class Backends:
         if backend is None:
             self._applied.pop(name, None)
             return None
+        if backend.metadata.deletion_timestamp:
+            return await self._drain(backend)
         if isinstance(backend, Broken):
             await tell_broken(self._ctx, BACKEND, backend)
             return None
-        if backend.metadata.deletion_timestamp:
-            return await self._drain(backend)
         if FINALIZER not in backend.metadata.finalizers:
             await self._finalizers(backend, (*backend.metadata.finalizers, FINALIZER))
             return 0.01
@@ -60,7 +60,7 @@ class Backends:
         creating = any(p.creating for p in self._ctx.cache.backend_pods(*name))
         return 5.0 if creating else None
 
-    async def _finalizers(self, backend: InferenceBackend, finalizers: tuple[str, ...]) -> None:
+    async def _finalizers(self, backend: InferenceBackend | Broken, finalizers: tuple[str, ...]) -> None:
         meta = backend.metadata
         told = await self._ctx.kube.patch_metadata(
             BACKEND,
@@ -70,7 +70,7 @@ class Backends:
         )
         await self._ctx.answered("InferenceBackend", told)
 
-    async def _drain(self, backend: InferenceBackend) -> float | None:
+    async def _drain(self, backend: InferenceBackend | Broken) -> float | None:
         meta, ctx = backend.metadata, self._ctx
         if FINALIZER not in meta.finalizers:
             return None

@@ -40,6 +40,7 @@ class Policies:
         await self._keep(policy, entry)
         if isinstance(policy, Broken):
             await tell_broken(ctx, POLICY, policy)
+            await self._keep_rules(policy, entry)
             return None
         named = await self._look_for_services(entry)
         since = monotonic() - entry.written
@@ -65,6 +66,22 @@ class Policies:
             await ctx.router.flush()
         await self._news(policy, entry)
         return 0.01 if entry.pending or entry.urgent else _LOOK_S if named else None
+
+    async def _keep_rules(self, policy: Broken, entry: Entry) -> None:
+        """What was taken from a candidate stays taken over a restart, also where the spec is not understood.
+        (Increases wait until it is.)"""
+        if not entry.urgent:
+            return
+        entry.urgent = False
+        name, rules = entry.name, [wire(rule) for rule in entry.rules.values()]
+        if rules == (policy.status.get("rules") or []):
+            return
+        try:
+            answer = await self._ctx.kube.patch_status(POLICY, *name, {"rules": rules})
+            await self._ctx.answered("RoutePolicy", answer)
+        except BaseException:
+            entry.urgent = True
+            raise
 
     async def _look_for_services(self, entry: Entry) -> bool:
         """Services are not watched: those that a policy names are looked for now and then. Returns whether

@@ -70,11 +70,12 @@ class Lease:
                 if not holder:
                     log.info("holding the lease", extra={"identity": self.identity})
                     return
-                if holder != told:
-                    told = holder
-                    log.info("waiting for the lease", extra={"holder": holder})
+                why = f"held by {holder}"
             except (KubeError, TimeoutError) as error:
-                log.warning("can't get at the lease", extra={"error": f"{type(error).__name__}: {error}"})
+                why = f"{type(error).__name__}: {error}"
+            if why != told:
+                told = why
+                log.info("waiting for the lease", extra={"reason": why})
             await asyncio.sleep(_LOOK_S)
 
     async def keep(self) -> None:

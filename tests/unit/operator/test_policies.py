@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sluice_operator.api.routepolicy import ServiceTarget
+from sluice_operator.api.routepolicy import Phase, RuleStatus, ServiceTarget
 from sluice_operator.control.book import Book
 from sluice_operator.control.cache import Cache
 from sluice_operator.control.policies import Policies
@@ -117,3 +117,26 @@ def test_a_service_needs_the_port(spec: dict[str, Any], wrong: str) -> None:
     if told is not None:
         assert wrong in told.message
         assert told.field == "spec.rules[3].target.service.port"
+
+
+async def test_a_rollback_is_kept_also_where_the_spec_is_not_understood() -> None:
+    """An older operator than the object: what it decides about the last accepted spec must outlive it."""
+    ctx, policies, _ = world()
+    written: list[Any] = []
+
+    async def patch_status(_: object, namespace: str, name: str, status: Any) -> dict[str, Any]:
+        written.append(status)
+        return {**odd, "status": {**odd["status"], **status}}
+
+    odd = policy(9, 2, surprise=1)
+    odd["status"] = {"rules": [{"name": "all", "phase": "Step", "weight": 10}]}
+    ctx.kube.patch_status = patch_status
+    ctx.cache.put("RoutePolicy", odd)
+    ctx.book.consider(NAME)
+    entry = ctx.book.entries[NAME]
+    entry.rules = {"all": RuleStatus(name="all", phase=Phase.ROLLED_BACK, rejected=["x"])}
+    entry.urgent = True
+    await policies.reconcile(NAME)
+    assert [s["rules"][0]["phase"] for s in written if "rules" in s] == ["RolledBack"]
+    await policies.reconcile(NAME)
+    assert len([s for s in written if "rules" in s]) == 1
