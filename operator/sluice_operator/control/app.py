@@ -395,9 +395,11 @@ class App:
         rule = (
             next((r for r in entry.spec.rules if r.name == rule_name), None) if entry and entry.spec else None
         )
-        if entry is None or rule is None or rule.rollout is None:
+        if entry is None or rule is None:
             return False
         self.ctx.book.observe(entry, rule, observations, now())
+        if rule.rollout is None:
+            return False
         changed = self.ctx.book.decide(entry, now(), only=rule_name)
         self.ctx.dirty("policy", entry.name, 0.0 if entry.urgent or entry.pending else 1.0)
         return changed

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import pytest
 
-from sluice_operator.api.routepolicy import Guard, Metric, RuleStatus
+from sluice_operator.api.routepolicy import Guard, Metric, Phase, RuleStatus
 from sluice_operator.gates import ArmName, GateState, Observation, align, checkpoint, deafen, fold, verdict
 from sluice_operator.gates.guard import guard_names
 from sluice_operator.gates.window import StableWindow
@@ -242,6 +242,16 @@ def test_a_restart_of_evidence_forgets_wealth_and_keeps_stables_window() -> None
     assert bad(fresh) == (0, 0)
     assert fresh.guards[0].limit(True, at(20).timestamp()) is not None
     assert fresh.threshold == pytest.approx(4 * state.threshold)
+
+
+def test_what_slow_is_is_known_before_a_rollout_begins() -> None:
+    """Else the first twenty stable requests of each rollout pass unjudged, and the candidate's with them."""
+    alone = rule().model_copy(update={"rollout": None})
+    before = status().model_copy(update={"attempt": "", "phase": Phase.STABLE, "weight": 0})
+    state = align(None, alone, before, at(0))
+    fold(state, [seen(second / 10, candidate=False, attempt="") for second in range(20)])
+    begun = align(state, rule(TTFT), status(), at(20))
+    assert begun.guards[0].limit(True, at(20).timestamp()) is not None
 
 
 def test_another_stable_arm_has_its_own_window() -> None:
