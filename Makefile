@@ -5,6 +5,13 @@ SHELL := /bin/bash
 export SLUICE_CACHE ?= $(HOME)/.cache/sluice
 export UV_CACHE_DIR ?= $(SLUICE_CACHE)/uv-cache
 export UV_HTTP_TIMEOUT ?= 300
+# What tools would leave in the home directory goes into the cache too.
+export KUBECACHEDIR ?= $(SLUICE_CACHE)/home/kube
+export HELM_CACHE_HOME ?= $(SLUICE_CACHE)/home/helm
+export HELM_CONFIG_HOME ?= $(SLUICE_CACHE)/home/helm
+export HELM_DATA_HOME ?= $(SLUICE_CACHE)/home/helm
+export MPLCONFIGDIR ?= $(SLUICE_CACHE)/home/matplotlib
+export HF_HOME ?= $(SLUICE_CACHE)/home/huggingface
 UV := $(SLUICE_CACHE)/uv/bin/uv
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ from typing import Any
 import pytest
 
 from e2e.harness import standin
-from e2e.harness.install import models_dir
-from e2e.harness.kube import Kube, Object, condition, until
+from e2e.harness.install import backend_pods, images, models_dir
+from e2e.harness.kube import Kube, Object, condition, tool, until
 
 Make = Callable[[Object], Object]
 
@@ -129,6 +130,62 @@ def test_gpus_are_requested_and_a_missing_one_is_named(kube: Kube, made: Make) -
     pod = kube.list("Pod", "sluice.dev/backend=on-gpu")[0]
     assert pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
     assert any(volume.get("emptyDir", {}).get("medium") == "Memory" for volume in pod["spec"]["volumes"])
+
+
+def test_a_full_node_of_gpus_is_replaced_in_place(kube: Kube, made: Make) -> None:
+    """With both GPUs in use a surge pod would wait for ever: the old pod ends first."""
+    manifest = standin.backend("in-place", replicas=2)
+    manifest["spec"]["accelerator"] = {"resource": "nvidia.com/gpu", "count": 1}
+    made(manifest)
+    kube.wait(
+        "InferenceBackend", "in-place", "two ready", lambda o: o.get("status", {}).get("readyReplicas") == 2
+    )
+    before = {pod["metadata"]["name"] for pod in backend_pods(kube, "in-place")}
+    kube.patch(
+        "InferenceBackend",
+        "in-place",
+        {"spec": {"scheduling": {"nodeSelector": {"sluice.dev/test-node": "true"}}}},
+    )
+    until(
+        "two other pods",
+        lambda: (
+            before.isdisjoint(names := {pod["metadata"]["name"] for pod in backend_pods(kube, "in-place")})
+            and len(names) == 2
+        ),
+        seconds=90,
+    )
+    obj = kube.wait(
+        "InferenceBackend", "in-place", "two ready again", lambda o: o["status"].get("readyReplicas") == 2
+    )
+    assert "place" in json.dumps(obj["status"]["conditions"]), obj["status"]["conditions"]
+
+
+def test_a_model_in_an_image_is_copied_into_the_pod(kube: Kube, made: Make) -> None:
+    """Any image with `cp` will do; here the operator's own stands for one that holds a model."""
+    manifest = standin.backend("from-image")
+    manifest["spec"]["model"] = {"image": {"reference": images()["OPERATOR_IMAGE"], "path": "/opt/sluice"}}
+    made(manifest)
+    kube.wait_condition("InferenceBackend", "from-image", "Ready")
+    pod = backend_pods(kube, "from-image")[0]["metadata"]["name"]
+    shown = subprocess.run(
+        [
+            tool("kubectl"),
+            "-n",
+            kube.namespace,
+            "exec",
+            pod,
+            "--",
+            "find",
+            "/model",
+            "/models",
+            "-name",
+            "*.py",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "sluice_operator" in shown.stdout, shown
 
 
 def test_scale_subresource_and_owned_objects(kube: Kube, made: Make) -> None:

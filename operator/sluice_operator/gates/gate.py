@@ -146,7 +146,7 @@ def align(gate: GateState | None, rule: Rule, status: RuleStatus, now: datetime)
     same_stable = gate is not None and gate.stable_identity == (status.stable.backend, status.stable.identity)
     same_attempt = gate is not None and gate.key[:2] == key_of(status)[:2]
     windows = gate.windows if gate is not None and same_stable else {}
-    # Also where no guard asks, or no rollout runs: the next one then knows from its first request what slow is.
+    # Also without a guard or a rollout: the next one then knows from its first request what slow is.
     windows = {metric: windows.get(metric) or StableWindow() for metric in VALUES}
     hard = gate.hard if gate is not None and same_attempt else HardGates(rule.contract)
     since = max(time, _unix(status.evidence_since))
