@@ -68,8 +68,8 @@ bench: venv ## all benchmarks; writes benches/RESULTS.md
 picture: venv ## the README's picture, from the last demo
 	$(PY) docs/picture.py $(SLUICE_CACHE)/demo.json docs/rollback.svg
 
-bench-engine: venv ## the engine's throughput on the real model
-	$(PY) benches/engine.py
+bench-engine: venv models ## the engine's throughput on the real model
+	$(PY) benches/engine.py --model $(SLUICE_CACHE)/models/smol
 
 bench-rollback: venv cluster images models ## from a bad answer, or an edit, to its last effect
 	KUBECONFIG=$(KUBECONFIG_OF_CLUSTER) PYTHONPATH=tests $(PY) benches/rollback.py

