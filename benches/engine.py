@@ -14,7 +14,6 @@ import asyncio
 import json
 import os
 import random
-import sys
 import time
 from pathlib import Path
 
@@ -70,7 +69,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--max-batch-tokens", type=int, default=512)
     options = parser.parse_args()
-    model = load(ModelSource(path=options.model or default_model(), quantization=options.quantization))
+    model = load(ModelSource(path=options.model, quantization=options.quantization))
     config = EngineConfig(
         max_num_seqs=32, max_batch_tokens=options.max_batch_tokens, kv_cache_bytes=1 << 29, max_queue=64
     )
