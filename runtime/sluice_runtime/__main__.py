@@ -1,4 +1,5 @@
-"""`python -m sluice_runtime`: one pod that serves one model. torch is imported only once loading starts."""
+"""`python -m sluice_runtime`: one pod that serves one model. torch is imported only once there is a sound
+checkpoint to load."""
 
 from __future__ import annotations
 
@@ -37,14 +38,8 @@ Exit codes: 0 after SIGTERM, 2 wrong flags, 3 nothing to serve (why is in the te
 def load(spec: BackendSpec, device: str) -> tuple[EnginePort, Identity]:
     """Load and warm up; raises a `ModelError` that says why not."""
     from sluice_runtime import models
-    from sluice_runtime.engine.engine import Engine
-    from sluice_runtime.engine.types import EngineConfig
 
     source, settings = spec.model, spec.engine
-    if device == "auto":
-        import torch
-
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     model = models.load(
         models.ModelSource(
             path=Path(source.path) if source.path is not None else None,
@@ -56,6 +51,9 @@ def load(spec: BackendSpec, device: str) -> tuple[EnginePort, Identity]:
             device=device,
         )
     )
+    from sluice_runtime.engine.engine import Engine  # needs torch: a missing model is reported before that
+    from sluice_runtime.engine.types import EngineConfig
+
     engine = Engine(
         model,
         EngineConfig(
@@ -66,7 +64,7 @@ def load(spec: BackendSpec, device: str) -> tuple[EnginePort, Identity]:
             max_model_len=settings.max_model_len,
             max_queue=settings.max_queue,
             num_threads=settings.num_threads,
-            device=device,
+            device=model.source.device,
         ),
     )
     engine.start()

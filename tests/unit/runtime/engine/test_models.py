@@ -10,17 +10,20 @@ from typing import Any
 import pytest
 import torch
 
-from sluice_runtime import models
 from sluice_runtime.models import (
     CheckpointCorrupt,
+    LoadedModel,
+    ModelError,
     ModelNotFound,
     ModelSource,
     OutOfMemory,
     UnsafeFormat,
     UnsupportedModel,
+    checkpoint,
     identity,
     load,
 )
+from sluice_runtime.models.__main__ import main
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +43,7 @@ def _edit(path: Path, **values: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def _load(path: Path, **options: Any) -> models.LoadedModel:
+def _load(path: Path, **options: Any) -> LoadedModel:
     return load(ModelSource(path=path, **({"dtype": "float32"} | options)))
 
 
@@ -126,9 +129,7 @@ def _missing_weight(path: Path) -> None:
         (shutil.rmtree, ModelNotFound, "no model at"),
     ],
 )
-def test_each_damage_has_its_reason(
-    damage: Any, error: type[models.ModelError], says: str, directory: Path
-) -> None:
+def test_each_damage_has_its_reason(damage: Any, error: type[ModelError], says: str, directory: Path) -> None:
     damage(directory)
     with pytest.raises(error) as caught:
         _load(directory)
@@ -172,7 +173,7 @@ def test_a_repo_is_taken_from_the_local_cache_at_its_revision(
 
 
 def test_too_little_memory_is_found_before_loading(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "memory_available", lambda: 1000)
+    monkeypatch.setattr(checkpoint, "memory_available", lambda: 1000)
     with pytest.raises(OutOfMemory, match="MiB are left"):
         _load(directory)
 
@@ -236,5 +237,5 @@ def test_a_gguf_is_exported_with_random_weights(smollm2: Path, random_smollm2: P
 
 
 def test_the_command_tells_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert models.main(["identity", str(tmp_path / "none")]) == 1
+    assert main(["identity", str(tmp_path / "none")]) == 1
     assert capsys.readouterr().err.startswith("ModelNotFound: ")

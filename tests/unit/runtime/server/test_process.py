@@ -221,6 +221,37 @@ def test_a_failed_start_leaves_a_termination_message(tmp_path: Path) -> None:
         assert "--insecure-no-credential" in message["message"]
 
 
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        ({}, "ModelNotFound"),
+        ({"config.json": b"{}", "pytorch_model.bin": b"x"}, "UnsafeFormat"),
+        ({"config.json": b"{}", "model.safetensors": b"x"}, "CheckpointCorrupt"),
+    ],
+)
+def test_a_model_that_can_not_be_had_is_named_before_torch_is_imported(
+    tmp_path: Path, files: dict[str, bytes], reason: str
+) -> None:
+    model, termination = tmp_path / "model", tmp_path / "termination"
+    model.mkdir()
+    for name, content in files.items():
+        (model / name).write_bytes(content)
+    code = (
+        "import sys\n"
+        "from sluice_runtime.__main__ import main\n"
+        "print(main(sys.argv[1:]), [name for name in ('torch', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments(tmp_path, model={"path": str(model)})],
+        env={**os.environ, "SLUICE_TERMINATION_LOG": str(termination)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.strip() == "3 []", done.stdout + done.stderr
+    assert json.loads(termination.read_text())["reason"] == reason
+
+
 def test_help_teaches() -> None:
     for module in ("sluice_runtime", "sluice_runtime.standin"):
         done = run(module, "--help", termination=Path("/dev/null"))
