@@ -17,8 +17,7 @@ import logging
 import queue
 import threading
 import time
-from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,10 +27,12 @@ from sluice_runtime.engine import machine
 from sluice_runtime.engine.attention import UnsupportedAttention
 from sluice_runtime.engine.blocks import BlockManager
 from sluice_runtime.engine.detokenizer import Detokenizer
+from sluice_runtime.engine.rate import Rate
 from sluice_runtime.engine.request import ActiveRequest, validate
-from sluice_runtime.engine.runner import ModelRunner
+from sluice_runtime.engine.runner import ModelRunner, num_kv_blocks
 from sluice_runtime.engine.sampler import Sampled, SamplerState, SamplingFailed, sample
 from sluice_runtime.engine.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
+from sluice_runtime.engine.streams import Outbox, OutputStream
 from sluice_runtime.engine.types import (
     EngineConfig,
     EngineLoad,
@@ -51,7 +52,6 @@ logger = logging.getLogger(__name__)
 
 _IDLE_WAIT_S = 0.5
 _HEALTHY_AGE_S = 30.0
-_RATE_WINDOW_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,38 +61,6 @@ class _Message:
 
     active: ActiveRequest
     cancel: bool
-
-
-class OutputStream(AsyncIterator[OutputChunk]):
-    """The chunks of one request, ending after the one with a `finish_reason`. For one consumer."""
-
-    def __init__(self, engine: Engine, request_id: str) -> None:
-        self._engine = engine
-        self._request_id = request_id
-        self._chunks: asyncio.Queue[OutputChunk] = asyncio.Queue()
-        self._ended = False
-
-    def put(self, chunk: OutputChunk) -> None:
-        """Called on the asyncio loop only."""
-        self._chunks.put_nowait(chunk)
-
-    async def __anext__(self) -> OutputChunk:
-        if self._ended:
-            raise StopAsyncIteration
-        chunk = await self._chunks.get()
-        self._ended = chunk.finish_reason is not None
-        return chunk
-
-    async def aclose(self) -> None:
-        """Stop reading; cancels the request if it still runs."""
-        if not self._ended:
-            self._ended = True
-            self._engine.cancel(self._request_id)
-
-    def __del__(self) -> None:
-        # A stream that nobody can read any more must not keep KV.
-        if not self._ended:
-            self._engine.cancel(self._request_id)
 
 
 class Engine:
@@ -112,7 +80,7 @@ class Engine:
         context = config.max_model_len or model.max_position_embeddings
         if context > model.max_position_embeddings:
             raise ValueError(f"max_model_len {context} is beyond the model's {model.max_position_embeddings}")
-        self._num_blocks = _num_kv_blocks(config, self._runner.bytes_per_block(), context)
+        self._num_blocks = num_kv_blocks(config, self._runner.bytes_per_block(), context)
         try:
             self._runner.allocate_kv(self._num_blocks)
         except (RuntimeError, MemoryError) as error:
@@ -127,9 +95,8 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._beat = time.monotonic()
-        self._outbox: defaultdict[asyncio.AbstractEventLoop, list[tuple[ActiveRequest, OutputChunk]]]
-        self._outbox = defaultdict(list)
-        self._recent: deque[tuple[float, int]] = deque()
+        self._outbox = Outbox()
+        self._rate = Rate()
         self._num_tokens = self._num_prompt_tokens = self._num_steps = self._num_requests = 0
 
     def _new_scheduler(self) -> Scheduler:
@@ -180,10 +147,9 @@ class Engine:
             num_waiting = len(self._active) - self._scheduler.num_running
             if len(self._active) >= self.config.max_num_seqs + self.config.max_queue:
                 raise QueueFull(num_waiting)
-            stream = OutputStream(self, request.request_id)
+            stream = OutputStream(request.request_id, self.cancel)
             detokenizer = Detokenizer(self.tokenizer.token_bytes, request.sampling.stop)
-            # The engine must not keep an abandoned stream alive: only its queue.
-            active = ActiveRequest(request, detokenizer, loop, stream._chunks.put_nowait, time.monotonic())
+            active = ActiveRequest(request, detokenizer, loop, stream.sink, time.monotonic())
             self._active[request.request_id] = active
             self._num_requests += 1
         self._inbox.put(_Message(active, cancel=False))
@@ -201,7 +167,6 @@ class Engine:
         """What the engine carries now."""
         scheduler, now = self._scheduler, time.monotonic()
         num_running = scheduler.num_running
-        recent = [(at, num) for at, num in list(self._recent) if now - at <= _RATE_WINDOW_S]
         return EngineLoad(
             num_running=num_running,
             num_waiting=max(0, len(self._active) - num_running),
@@ -209,7 +174,7 @@ class Engine:
             kv_blocks_total=self._num_blocks,
             num_cached_blocks=scheduler.blocks.num_cached,
             last_step_age_s=self.last_step_age(),
-            tokens_per_s=sum(num for _, num in recent) / _RATE_WINDOW_S,
+            tokens_per_s=self._rate.per_s(now),
             tokens_generated_total=self._num_tokens,
             prompt_tokens_total=self._num_prompt_tokens,
             prefix_query_tokens_total=scheduler.prefix_query_tokens_total,
@@ -301,9 +266,7 @@ class Engine:
                 self._fail(event.request_id, error)
         self._num_steps += 1
         self._num_tokens += len(events)
-        self._recent.append((now, len(events)))
-        while self._recent and now - self._recent[0][0] > _RATE_WINDOW_S:
-            self._recent.popleft()
+        self._rate.add(now, len(events))
 
     def _admitted(self, request_id: str, now: float) -> None:
         active, state = self._active[request_id], self._scheduler.get(request_id)
@@ -353,7 +316,7 @@ class Engine:
         if reason is not None:
             self._end(request_id, reason, text=text, token_ids=(sampled.token_id,), logprobs=logprobs)
         else:
-            self._outbox[active.loop].append((active, OutputChunk(text, (sampled.token_id,), logprobs)))
+            self._outbox.put(active, OutputChunk(text, (sampled.token_id,), logprobs))
 
     def _logprobs(self, sampled: Sampled) -> tuple[PositionLogprobs, ...] | None:
         if sampled.chosen_logprob is None:
@@ -386,7 +349,7 @@ class Engine:
             text += active.detokenizer.flush()
         timing = active.timing(time.monotonic())
         chunk = OutputChunk(text, token_ids, logprobs, reason, error, timing)
-        self._outbox[active.loop].append((active, chunk))
+        self._outbox.put(active, chunk)
 
     def _fail(self, request_id: str, error: Exception) -> None:
         logger.error("request %s failed", request_id, exc_info=error)
@@ -403,34 +366,5 @@ class Engine:
         self._samplers.clear()
 
     def _flush_outbox(self) -> None:
-        for loop, deliveries in self._outbox.items():
-            try:
-                loop.call_soon_threadsafe(_deliver, deliveries)
-            except RuntimeError:  # the caller's loop is closed: nobody reads these any more
-                for active, _ in deliveries:
-                    self._inbox.put(_Message(active, cancel=True))
-        self._outbox.clear()
-
-
-def _deliver(deliveries: list[tuple[ActiveRequest, OutputChunk]]) -> None:
-    for active, chunk in deliveries:
-        active.deliver_to(chunk)
-
-
-def _num_kv_blocks(config: EngineConfig, bytes_per_block: int, context: int) -> int:
-    """Blocks of the KV cache. Raises `OutOfMemory` if they can't be had."""
-    left = machine.memory_available()
-    num_blocks = config.num_kv_blocks
-    if num_blocks is None and config.kv_cache_bytes is not None:
-        num_blocks = config.kv_cache_bytes // bytes_per_block
-    if num_blocks is None:
-        wanted = config.max_num_seqs * -(-context // config.block_size)
-        num_blocks = min(wanted, left // 4 // bytes_per_block)
-    if num_blocks < 2:
-        raise OutOfMemory(
-            f"the KV cache has room for {num_blocks} blocks of {bytes_per_block:,} bytes; 2 are the least"
-        )
-    if config.device == "cpu" and num_blocks * bytes_per_block > left:
-        needed = num_blocks * bytes_per_block / 2**20
-        raise OutOfMemory(f"the KV cache needs {needed:,.0f} MiB, and {left / 2**20:,.0f} MiB are left")
-    return num_blocks
+        for active in self._outbox.flush():
+            self._inbox.put(_Message(active, cancel=True))

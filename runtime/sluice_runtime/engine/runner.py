@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sluice_runtime.engine import machine
 from sluice_runtime.engine.attention import (
     IMPLEMENTATION,
     DecodeBucket,
@@ -23,6 +24,8 @@ from sluice_runtime.engine.attention import (
     UnsupportedAttention,
 )
 from sluice_runtime.engine.scheduler import ScheduledChunk
+from sluice_runtime.engine.types import EngineConfig
+from sluice_runtime.models.errors import OutOfMemory
 
 # A decode bucket is cut when padding would exceed this many tokens a request: a cut costs one more call a
 # layer.
@@ -172,3 +175,22 @@ class ModelRunner:
         batch.block_tables = self._tensor(tables, torch.int32).view(len(chunks), width)
         batch.context_lens = self._tensor([c.start + len(c.token_ids) for c in chunks], torch.int32)
         batch.query_starts = self._tensor(starts, torch.int32)
+
+
+def num_kv_blocks(config: EngineConfig, bytes_per_block: int, context: int) -> int:
+    """Blocks of the KV cache. Raises `OutOfMemory` if they can't be had."""
+    left = machine.memory_available()
+    num_blocks = config.num_kv_blocks
+    if num_blocks is None and config.kv_cache_bytes is not None:
+        num_blocks = config.kv_cache_bytes // bytes_per_block
+    if num_blocks is None:
+        wanted = config.max_num_seqs * -(-context // config.block_size)
+        num_blocks = min(wanted, left // 4 // bytes_per_block)
+    if num_blocks < 2:
+        raise OutOfMemory(
+            f"the KV cache has room for {num_blocks} blocks of {bytes_per_block:,} bytes; 2 are the least"
+        )
+    if config.device == "cpu" and num_blocks * bytes_per_block > left:
+        needed = num_blocks * bytes_per_block / 2**20
+        raise OutOfMemory(f"the KV cache needs {needed:,.0f} MiB, and {left / 2**20:,.0f} MiB are left")
+    return num_blocks
