@@ -386,7 +386,12 @@ class Load:
         self._world, self._model, self._rate = world, model, rate
         self.statuses: list[int] = []
         self.failures: list[Any] = []
+        self._open: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
+
+    async def drained(self) -> None:
+        """Until what is on its way now has been answered."""
+        await asyncio.wait({*self._open, asyncio.create_task(asyncio.sleep(0))})
 
     async def __aenter__(self) -> Load:
         self._task = asyncio.create_task(self._run())
@@ -401,7 +406,9 @@ class Load:
     async def _run(self) -> None:
         async with aiohttp.ClientSession() as http, asyncio.TaskGroup() as group:
             while True:
-                group.create_task(self._one(http))
+                one = group.create_task(self._one(http))
+                self._open.add(one)
+                one.add_done_callback(self._open.discard)
                 await asyncio.sleep(1 / self._rate)
 
     async def _one(self, http: aiohttp.ClientSession) -> None:
