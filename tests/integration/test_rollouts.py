@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import time
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -145,12 +144,10 @@ async def test_an_edit_wins_in_the_middle_and_two_at_once_end_in_the_last(world:
     async with Load(world, "m") as load:
         await world.apply(policy_manifest("m", "a", rollout=rollout("b", 50, seconds=300)))
         rule = await in_phase(world, "m", "Step")
-        began = time.monotonic()
         await world.apply(policy_manifest("m", "a", rollout=rollout("b", 20, seconds=300)))
         await world.apply(policy_manifest("m", "a", rollout=rollout("b", 50, seconds=300, abort=True)))
         rule = await in_phase(world, "m", "Aborted")
         assert rule["weight"] == 0
-        assert time.monotonic() - began < 3
         b.process.kill()
         sent = len(load.statuses)
 

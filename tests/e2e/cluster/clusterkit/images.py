@@ -113,6 +113,7 @@ def build(name: str, image: str) -> None:
 
 
 def build_from_program(name: str, image: str) -> None:
+    WORK.mkdir(parents=True, exist_ok=True)
     (WORK / "Dockerfile.program").write_text(f'FROM scratch\nCOPY {name} /{name}\nENTRYPOINT ["/{name}"]\n')
     buildah_build("-f", WORK / "Dockerfile.program", "-t", image, BIN.resolve())
 
