@@ -81,18 +81,21 @@ def test_a_broken_checkpoint_is_named(
     assert word in stalled(kube, f"bad-{model}", reason)
 
 
-@pytest.mark.parametrize(
-    ("memory", "kv", "reason", "word"),
-    [("300Mi", "16Mi", "OOMKilled", "killed"), ("1Gi", "2Gi", "OutOfMemory", "kvCacheMemory")],
-)
-def test_too_little_memory_is_named(
-    kube: Kube, made: Make, models: Path, memory: str, kv: str, reason: str, word: str
+@pytest.mark.parametrize(("memory", "kv"), [("300Mi", "16Mi"), ("1Gi", "2Gi")])
+def test_too_little_memory_is_told_before_anything_is_loaded(
+    kube: Kube, made: Make, models: Path, memory: str, kv: str
 ) -> None:
-    """The kernel's word where it came first, else the runtime's own sum before it loads."""
     limits = {"requests": {"cpu": "100m"}, "limits": {"memory": memory}}
     engine = {"maxModelLen": 256, "kvCacheMemory": kv}
     made(real("tight", str(models / "smol"), resources=limits, engine=engine))
-    assert word in stalled(kube, "tight", reason)
+    assert "kvCacheMemory" in stalled(kube, "tight", "OutOfMemory")
+
+
+def test_a_pod_that_the_kernel_killed_for_its_memory_is_named(kube: Kube, made: Make) -> None:
+    manifest = standin.backend("killed")
+    manifest["spec"]["resources"] = {"requests": {"memory": "24Mi"}, "limits": {"memory": "24Mi"}}
+    made(manifest)
+    assert "the kernel killed it" in stalled(kube, "killed", "OOMKilled")
 
 
 def test_gpus_are_requested_and_a_missing_one_is_named(kube: Kube, made: Make) -> None:

@@ -56,36 +56,25 @@ def secret(kube: Kube, name: str, value: str) -> str:
     return value
 
 
+def release(name: str, namespace: str, *flags: str) -> None:
+    """The chart as a release of this name, with the images that were loaded."""
+    reference = images()
+    chosen = []
+    for part in ("operator", "runtime", "gateway"):
+        repository, tag = reference[f"{part.upper()}_IMAGE"].rsplit(":", 1)
+        chosen += ["--set", f"images.{part}.repository={repository}"]
+        chosen += ["--set-string", f"images.{part}.tag={tag}"]
+    helm(
+        *("upgrade", "--install", name, str(ROOT / "charts/sluice"), "--namespace", namespace),
+        *("--create-namespace", "--wait", "--timeout", "3m", *chosen, *flags),
+    )
+
+
 def install() -> Installation:
     """Idempotent: installs or upgrades, waits until the gateway answers."""
     kube = Kube(NAMESPACE)
-    reference = images()
-    flags = []
-    for part in ("operator", "runtime", "gateway"):
-        repository, tag = reference[f"{part.upper()}_IMAGE"].rsplit(":", 1)
-        flags += [
-            "--set",
-            f"images.{part}.repository={repository}",
-            "--set-string",
-            f"images.{part}.tag={tag}",
-        ]
-    helm(
-        "upgrade",
-        "--install",
-        "sluice",
-        str(ROOT / "charts/sluice"),
-        "--namespace",
-        NAMESPACE,
-        "--create-namespace",
-        "--set",
-        "gateway.service.type=NodePort",
-        "--set",
-        f"gateway.service.nodePort={NODE_PORT}",
-        *flags,
-        "--wait",
-        "--timeout",
-        "3m",
-    )
+    node_port = f"gateway.service.nodePort={NODE_PORT}"
+    release("sluice", NAMESPACE, "--set", "gateway.service.type=NodePort", "--set", node_port)
     # A chart's crds/ are installed once and never upgraded by Helm: apply what the checkout says now.
     subprocess.run(
         [tool("kubectl"), "apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds")],
