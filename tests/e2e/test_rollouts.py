@@ -98,11 +98,14 @@ def test_a_slow_candidate_goes_back_and_stays_back(sluice: Installation, made: M
             "to see the edit",
             lambda o: o["status"]["observedGeneration"] == o["metadata"]["generation"],
         )
-        with tap(sluice, "slow-b") as b:
-            b.settle()
-            seen, sent = len(b.records), len(load.samples)
+        kube.wait("InferenceBackend", "slow-b", "two ready", lambda o: o["status"]["readyReplicas"] == 2)
+        pods = [pod["metadata"]["name"] for pod in backend_pods(kube, "slow-b")]
+        with Tap(kube, pods[0], sluice.admin_token) as one, Tap(kube, pods[1], sluice.admin_token) as other:
+            one.settle()
+            other.settle()
+            seen, sent = len(one.records + other.records), len(load.samples)
             until("more traffic", lambda: len(load.samples) > sent + 60)
-            assert len(b.records) == seen
+            assert len(one.records + other.records) == seen
         assert kube.rule("slow", "all")["attempt"] == attempt
         # Raising `attempt` is the way to try again.
         released["spec"]["rules"][0]["rollout"]["attempt"] = 2
