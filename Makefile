@@ -62,8 +62,8 @@ test: lint unit model-tests apiserver e2e ## all of it (warm: under 30 minutes)
 demo: venv cluster images models ## the main job on a real model, as a timeline
 	KUBECONFIG=$(KUBECONFIG_OF_CLUSTER) PYTHONPATH=tests $(PY) -m e2e.demo --save $(SLUICE_CACHE)/demo.json
 
-bench: venv ## all benchmarks; writes benches/RESULTS.md
-	$(PY) benches/report.py
+bench: venv envoy cluster images models ## all benchmarks; writes benches/RESULTS.md
+	KUBECONFIG=$(KUBECONFIG_OF_CLUSTER) $(PY) benches/report.py
 
 picture: venv ## the README's picture, from the last demo
 	$(PY) docs/picture.py $(SLUICE_CACHE)/demo.json docs/rollback.svg

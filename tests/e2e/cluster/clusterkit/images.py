@@ -57,12 +57,14 @@ def contained(program: str, *arguments: str | Path, log: str = "") -> str:
         f'[storage]\ndriver = "overlay"\ngraphroot = "{config}/storage"\nrunroot = "{config}/run"\n'
     )
     (config / "registries.conf").write_text("")
+    # Else it makes /etc/cni/net.d, though it builds without a network of its own.
+    (config / "containers.conf").write_text(f'[network]\nnetwork_config_dir = "{config}/cni"\n')
     (config / "policy.json").write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
     env = tool_env() | {
         "BUILDAH_ISOLATION": "chroot",
         "CONTAINERS_STORAGE_CONF": f"{config}/storage.conf",
         "CONTAINERS_REGISTRIES_CONF": f"{config}/registries.conf",
-        "CONTAINERS_CONF": "/dev/null",
+        "CONTAINERS_CONF": f"{config}/containers.conf",
         "TMPDIR": str(WORK),
     }
     (config / "var-lib").mkdir(exist_ok=True)
