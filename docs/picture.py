@@ -14,8 +14,9 @@ from pathlib import Path
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+from matplotlib import ticker
 
-BEFORE, AFTER = 12, 22
+BEFORE, AFTER = 10, 12
 """Seconds shown before the first move and after the last."""
 
 
@@ -44,6 +45,9 @@ def main(source: Path, target: Path) -> None:
         ylabel="request, seconds",
         xlim=(-BEFORE, ended - began + AFTER),
     )
+    axes.yaxis.set_major_locator(ticker.FixedLocator([0.3, 0.5, 1, 2, 3, 5, 10, 20]))
+    axes.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+    axes.yaxis.set_minor_locator(ticker.NullLocator())
     axes.set_title(
         "A slow version gets 25 % of real traffic, and is rolled back by itself", loc="left", fontsize=10
     )
