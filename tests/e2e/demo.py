@@ -50,7 +50,7 @@ class Demo:
     def phase(self, *wanted: str, seconds: float = 90) -> Object:
         """The rule's status once it is in one of these phases."""
         return until(
-            f"rule {RULE} {' or '.join(wanted)} (now {self.kube.rule(POLICY, RULE)})",
+            f"rule {RULE} {' or '.join(wanted)}",
             lambda: rule if (rule := self.kube.rule(POLICY, RULE)).get("phase") in wanted else None,
             seconds=seconds,
         )
@@ -79,6 +79,13 @@ class Demo:
         """Delete a backend and wait until its pods are gone, so that the next one finds room."""
         self.kube.delete("InferenceBackend", backend)
         until(f"backend {backend} gone", lambda: not backend_pods(self.kube, backend), seconds=90)
+
+    def clear(self) -> None:
+        """Take away what an earlier demo left: an attempt that was rolled back stays back, for good reasons."""
+        self.kube.delete("RoutePolicy", POLICY)
+        until("the old policy gone", lambda: self.kube.get("RoutePolicy", POLICY) is None)
+        for backend in ("smol-int8", "smol-slow", "broken", "smol-wide"):
+            self.drop(backend)
 
     # Chapters
 
@@ -259,6 +266,7 @@ def main() -> int:
     try:
         with story.chapter("Install"):
             demo = Demo(story, install())
+            demo.clear()
             story.tell("Helm installed the operator and the gateway")
         with story.chapter("1. Serve"):
             demo.serve()
