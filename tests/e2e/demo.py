@@ -81,7 +81,7 @@ class Demo:
         until(f"backend {backend} gone", lambda: not backend_pods(self.kube, backend), seconds=90)
 
     def clear(self) -> None:
-        """Take away what an earlier demo left: an attempt that was rolled back stays back, for good reasons."""
+        """Take away what an earlier demo left: an attempt that was rolled back would stay back."""
         self.kube.delete("RoutePolicy", POLICY)
         until("the old policy gone", lambda: self.kube.get("RoutePolicy", POLICY) is None)
         for backend in ("smol-int8", "smol-slow", "broken", "smol-wide"):
