@@ -22,6 +22,8 @@ CODE = Path(__file__).resolve().parents[1]
 REPO = CODE.parents[2]
 CACHE = Path(os.environ.get("SLUICE_CACHE") or Path.home() / ".cache" / "sluice").absolute()
 STATE = CACHE / "cluster"
+# The node has dropped what an earlier run left in containerd, which it may have started twice for that.
+PREPARED = STATE / "prepared"
 LOGS = STATE / "log"
 BIN = CACHE / "bin" / "current"
 SYSROOT = CACHE / "sysroot"

@@ -15,7 +15,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-from .common import BIN, CACHE, LOGS, STATE, SYSROOT, linker_cache, tool_env
+from .common import BIN, CACHE, LOGS, PREPARED, STATE, SYSROOT, linker_cache, tool_env
 from .host import PRIVATE
 from .pki import API_PORT, NODE, NODE_IP, PKI
 
@@ -127,6 +127,8 @@ def drop_containers_of_earlier_runs() -> None:
         os.waitpid(pid, 0)
         del running[pid]
         start("containerd")
+        poll(lambda: ctr("version") is not None, 30)
+    PREPARED.touch()
 
 
 def ctr(*arguments: str) -> str | None:

@@ -20,6 +20,7 @@ from .common import (
     CODE,
     KUBECONFIG,
     LOGS,
+    PREPARED,
     STATE,
     SYSROOT,
     fail,
@@ -57,7 +58,7 @@ def up() -> None:
             write_config(key)
             host.prepare()
             start_node()
-            wait_until("the start of containerd", lambda: in_node_ok("ctr", "version"))
+            wait_until("the start of containerd", lambda: PREPARED.exists() and in_node_ok("ctr", "version"))
             store = image_store()
             images.load_program(store, "pause", key)
             dns_image = images.load_program(store, "coredns", key)
@@ -136,6 +137,7 @@ def start_node() -> None:
     LOGS.mkdir(parents=True, exist_ok=True)
     command = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--propagation", "slave",
                "--kill-child=KILL", sys.executable, "-m", MARK, str(CACHE)]  # fmt: skip
+    PREPARED.unlink(missing_ok=True)
     for log in LOGS.glob("kube*.log"):
         log.unlink()
     with (LOGS / "node.log").open("wb") as log_file:
