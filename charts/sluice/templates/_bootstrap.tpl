@@ -10,7 +10,9 @@ dynamic_resources:
     transport_api_version: V3
     set_node_on_first_message_only: true
     grpc_services:
-      - envoy_grpc: {cluster_name: sluice-operator}
+      - envoy_grpc:
+          cluster_name: sluice-operator
+          retry_policy: {retry_back_off: {base_interval: 0.1s, max_interval: 1s}}
   cds_config: {ads: {}, resource_api_version: V3}
   lds_config: {ads: {}, resource_api_version: V3}
 layered_runtime:

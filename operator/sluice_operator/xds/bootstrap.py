@@ -20,6 +20,8 @@ from .runtime import LAYER
 ADS_CLUSTER = "sluice-operator"
 ADMIN_CLUSTER = "sluice-admin"
 RE2_PROGRAM_SIZE = 1_000_000
+RECONNECT = {"retry_policy": {"retry_back_off": {"base_interval": "0.1s", "max_interval": "1s"}}}
+"""Envoy's own patience grows to 30 s: an operator that came back would go unheard for as long."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def render(
                 "api_type": "GRPC",
                 "transport_api_version": "V3",
                 "set_node_on_first_message_only": True,
-                "grpc_services": [{"envoy_grpc": {"cluster_name": ADS_CLUSTER}}],
+                "grpc_services": [{"envoy_grpc": {"cluster_name": ADS_CLUSTER, **RECONNECT}}],
             },
             "cds_config": {"ads": {}, "resource_api_version": "V3"},
             "lds_config": {"ads": {}, "resource_api_version": "V3"},

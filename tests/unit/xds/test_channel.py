@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import subprocess
 import sys
@@ -120,3 +121,18 @@ async def test_the_command_prints_what_render_gives() -> None:
     ).stdout
     files = TlsFiles(*(Path("/tls") / name for name in ("tls.crt", "tls.key", "ca.crt")))
     assert yaml.safe_load(printed) == render(("op.ns", 18000), tls=files)
+
+
+@pytest.mark.envoy
+async def test_a_gateway_asks_again_every_second(eventually: Any) -> None:
+    """With Envoy's own back-off the tenth try comes after a minute and more."""
+    num_tries = 0
+
+    async def turn_away(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_tries
+        num_tries += 1
+        writer.close()
+
+    server = await asyncio.start_server(turn_away, "127.0.0.1", 0)
+    async with server, LocalEnvoy(server.sockets[0].getsockname()[1]):
+        await eventually(lambda: num_tries >= 12, 25)
