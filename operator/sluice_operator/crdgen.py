@@ -17,11 +17,27 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from .api import GROUP, VERSION, CacheScope, InferenceBackend, RoutePolicy, Tenant
+from .api import (
+    GROUP,
+    VERSION,
+    CacheScope,
+    EvalSuite,
+    InferenceBackend,
+    ReleaseRecord,
+    RoutePolicy,
+    Tenant,
+)
 from .api.declare import VALIDATIONS, Column, Kind
 
 Json = dict[str, Any]
-RESOURCES: tuple[type[BaseModel], ...] = (InferenceBackend, RoutePolicy, CacheScope, Tenant)
+RESOURCES: tuple[type[BaseModel], ...] = (
+    InferenceBackend,
+    RoutePolicy,
+    CacheScope,
+    Tenant,
+    EvalSuite,
+    ReleaseRecord,
+)
 DROPPED = {"title", "default", "propertyNames", "patternProperties", "$defs"}
 HEADER = "# Generated from operator/sluice_operator/api by `make crds`. Don't edit.\n"
 CONVENTIONS = {
@@ -136,8 +152,7 @@ def schema_of(resource: type[BaseModel]) -> Json:
     }
     schema["properties"] = conventions | {
         "metadata": {"type": "object"},
-        "spec": schema["properties"]["spec"],
-        "status": schema["properties"]["status"],
+        **{part: schema["properties"][part] for part in ("spec", "status") if part in schema["properties"]},
     }
     schema["required"] = ["spec"]
     return schema
@@ -177,7 +192,8 @@ def crd(resource: type[BaseModel]) -> Json:
                     "name": VERSION,
                     "served": True,
                     "storage": True,
-                    "subresources": {"status": {}} | ({"scale": dict(kind.scale)} if kind.scale else {}),
+                    "subresources": ({"status": {}} if "status" in resource.model_fields else {})
+                    | ({"scale": dict(kind.scale)} if kind.scale else {}),
                     "additionalPrinterColumns": [_column(column) for column in kind.columns],
                     "schema": {"openAPIV3Schema": schema_of(resource)},
                 }

@@ -15,7 +15,7 @@ from apiserver.server import ROOT, ApiServer, Refused
 
 pytestmark = pytest.mark.apiserver
 Manifest = dict[str, Any]
-EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
 ABSENT = object()
 CANDIDATE = {"candidate": {"backend": "new"}, "steps": [{"weight": 50}]}
 
@@ -59,7 +59,18 @@ def tenant(name: str = "t") -> Manifest:
     }
 
 
-KINDS = {"backend": backend, "policy": policy, "scope": scope, "tenant": tenant}
+def suite(name: str = "e") -> Manifest:
+    sample = {"name": "s", "task": "kb-qa", "messages": [{"role": "user", "content": "?"}], "expect": {}}
+    return {
+        "apiVersion": "sluice.dev/v1alpha1",
+        "kind": "EvalSuite",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"samples": [sample]},
+    }
+
+
+KINDS = {"backend": backend, "policy": policy, "scope": scope, "tenant": tenant, "suite": suite}
+S = "spec.samples.0."
 R = "spec.rules.0."
 RO = R + "rollout."
 
@@ -207,12 +218,40 @@ REFUSED: list[tuple[str, str, Any, tuple[str, ...]]] = [
     ("policy", RO + "shadow", {"percent": 0}, ("spec.rules[0].rollout.shadow.percent",)),
     ("policy", RO + "guards", [{"metric": "Latency"}], ("rollout.guards[0].metric", '"TTFT"')),
     ("policy", RO + "guards", [{"metric": "TTFT"}] * 2, ("spec.rules[0].rollout.guards", "twice")),
+    ("policy", RO + "guards", [{"metric": "TTFT", "percentile": 95}], ("unknown field", "percentile")),
+    ("policy", RO + "guards", [{"metric": "TTFT", "percentiles": [49]}], ("guards[0].percentiles[0]",)),
+    ("policy", RO + "guards", [{"metric": "TTFT", "mode": "Hard"}], ("guards[0].mode", "only a rate")),
+    ("policy", RO + "guards", [{"metric": "TTFT", "mode": "Soft"}], ("guards[0].mode", '"Watch"')),
+    ("policy", RO + "guards", [{"metric": "TTFT", "ceiling": {"value": 2}}], ("ceiling.value", "string")),
+    ("policy", RO + "gains", [{"metric": "Speed", "minDecreasePercent": 5}], ("gains[0].metric", '"TTFT"')),
+    ("policy", RO + "gains", [{"metric": "TTFT"}], ("gains[0].minDecreasePercent: Required",)),
+    ("policy", RO + "queries", [{"name": "q", "query": "up"}], ("queries[0]", "no limit")),
     (
         "policy",
-        RO + "guards",
-        [{"metric": "ErrorRate", "percentile": 50}, {"metric": "ErrorRate", "percentile": 99}],
-        ("spec.rules[0].rollout.guards", "twice"),
+        RO + "queries",
+        [{"name": "q", "query": "up", "maxIncreasePercent": 10}],
+        ("queries[0].query", "$backend or $arm"),
     ),
+    (
+        "policy",
+        RO + "steps",
+        [{"weight": 50, "tenants": ["a"]}],
+        ("rollout.steps", "add a last step for all"),
+    ),
+    (
+        "policy",
+        RO + "steps",
+        [{"weight": 50, "tenants": ["a"]}, {"weight": 50, "tenants": ["a"]}, {"weight": 50}],
+        ("rollout.steps", "ascending weights"),
+    ),
+    ("policy", RO + "steps", [{"weight": 50, "consent": "Yes"}], ("steps[0].consent", '"Manual"')),
+    ("policy", RO + "exclude", [{}], ("rollout.exclude[0]", "task, tenant or both")),
+    ("policy", RO + "shadow", {"percent": 1, "pairingPercent": 2}, ("shadow.pairingPercent", "above")),
+    ("policy", RO + "approval", {"step": 1}, ("rollout.approval.attempt: Required",)),
+    ("policy", RO + "watch", {"holdbackPercent": 51}, ("rollout.watch.holdbackPercent",)),
+    ("policy", RO + "evaluation", {"suites": []}, ("rollout.evaluation.suites", "at least 1")),
+    ("policy", "spec.switches", [{"features": {}}], ("spec.switches[0].features", "at least 1")),
+    ("policy", "spec.slo.ttftSeconds", 2, ("spec.slo.ttftSeconds", "string")),
     ("policy", RO + "alpha", "0", ("spec.rules[0].rollout.alpha", "above 0 and below 0.5")),
     ("policy", RO + "alpha", "0.5", ("spec.rules[0].rollout.alpha", "above 0 and below 0.5")),
     ("policy", RO + "alpha", "1.0", ("spec.rules[0].rollout.alpha", "above 0 and below 0.5")),
@@ -221,6 +260,14 @@ REFUSED: list[tuple[str, str, Any, tuple[str, ...]]] = [
     ("scope", "spec.isolation", "Everybody", ("spec.isolation", '"SecurityDomain"')),
     ("scope", "spec.epoch", -1, ("spec.epoch",)),
     ("scope", "spec.versions", {"a b": "1"}, ("spec.versions", "letters, digits")),
+    ("suite", "spec", {}, ("spec", "exactly one source")),
+    ("suite", "spec.samplesFrom", {"name": "c"}, ("spec", "exactly one source")),
+    ("suite", S + "messages", [], ("spec.samples[0].messages", "at least 1")),
+    ("suite", S + "expect", ABSENT, ("spec.samples[0].expect: Required",)),
+    ("suite", S + "expect.answer", "Maybe", ("expect.answer", '"Refusal"')),
+    ("suite", S + "expect.mustMatch", ["(a"], ("expect.mustMatch[0]", "missing closing")),
+    ("suite", S + "expect.sql", {"tables": []}, ("expect.sql.tables", "at least 1")),
+    ("suite", S + "expect.numbers", [{"value": 12}], ("expect.numbers[0].value", "string")),
     ("tenant", "spec.apiKeys", [{"name": "k"}, {"name": "k"}], ("spec.apiKeys[1]", "Duplicate")),
     ("tenant", "spec.risks", ["none"], ("spec.risks[0]", '"Low"')),
     ("tenant", "spec.jwt", {"issuer": "i"}, ("spec.jwt.jwksSecret: Required",)),

@@ -10,6 +10,7 @@ import yaml
 
 from apiserver.server import CRDS, ApiServer
 from apiserver.test_admission import backend, policy, tenant
+from sluice_operator.api.guards import Metric
 
 pytestmark = pytest.mark.apiserver
 DEFINITIONS = [yaml.safe_load(path.read_text()) for path in sorted(CRDS.glob("*.yaml"))]
@@ -44,7 +45,7 @@ def test_explain_describes_every_field(api_server: ApiServer, plural: str) -> No
 
 
 def test_short_names_and_category(api_server: ApiServer) -> None:
-    for name in ("ib", "rp", "csc", "tn", "sluice"):
+    for name in ("ib", "rp", "csc", "tn", "es", "rr", "sluice"):
         api_server.kubectl("get", name)
 
 
@@ -57,8 +58,10 @@ def test_defaults_are_stored_with_the_object(api_server: ApiServer) -> None:
     assert spec["fitness"]["dataClasses"] == ["Public", "Internal"]
     assert "image" not in spec
     rollout = api_server.get("-n", "defaults", "rp/p")["spec"]["rules"][0]["rollout"]
-    assert [guard["metric"] for guard in rollout["guards"]] == ["TTFT", "TimePerToken", "Total", "ErrorRate"]
-    assert rollout["steps"] == [{"weight": 50, "minSeconds": 60, "minSamples": 50}]
+    assert [guard["metric"] for guard in rollout["guards"]] == [metric.value for metric in Metric]
+    step = {"weight": 50, "minSeconds": 60, "evaluate": False, "consent": "Automatic"}
+    assert rollout["steps"] == [step]
+    assert rollout["watch"] == {"seconds": 604_800, "holdbackPercent": 2}
     assert (rollout["alpha"], rollout["attempt"]) == ("0.01", 1)
 
 

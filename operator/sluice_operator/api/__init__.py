@@ -13,7 +13,10 @@ from .common import (
     Metadata,
     Risk,
 )
-from .routepolicy import Phase, RoutePolicy, RoutePolicySpec, RoutePolicyStatus, RuleStatus
+from .evalsuite import EvalSuite, EvalSuiteSpec, EvalSuiteStatus
+from .releaserecord import ReleaseRecord, ReleaseRecordSpec
+from .routepolicy import RoutePolicy, RoutePolicySpec, RoutePolicyStatus
+from .rulestatus import Phase, RuleStatus
 from .tenant import Tenant, TenantSpec, TenantStatus
 
 __all__ = [
@@ -27,11 +30,16 @@ __all__ = [
     "CacheScopeStatus",
     "Condition",
     "DataClass",
+    "EvalSuite",
+    "EvalSuiteSpec",
+    "EvalSuiteStatus",
     "InferenceBackend",
     "InferenceBackendSpec",
     "InferenceBackendStatus",
     "Metadata",
     "Phase",
+    "ReleaseRecord",
+    "ReleaseRecordSpec",
     "Risk",
     "RoutePolicy",
     "RoutePolicySpec",

@@ -347,6 +347,25 @@ class Identity(Spec):
     """RFC 3339 time of the first pod that reported it."""
 
 
+class Capacity(Spec):
+    """What one replica carried within the SLO, measured by `sluice calibrate`: not where it collapsed."""
+
+    safe_requests_per_second: Decimal
+    """Highest rate at which the 95th percentiles stayed within the SLO, a replica."""
+    mean_seconds: Decimal
+    """Mean time of a request at that rate."""
+    concurrency: Decimal
+    """Requests in flight at that rate: rate times mean time (Little's law)."""
+    slo: str = ""
+    """The SLO that it was measured at, for people."""
+    shape: str = ""
+    """Prompt and answer lengths that were sent, for people."""
+    measured_at: str = ""
+    """RFC 3339."""
+    identity: str = ""
+    """Digest of what was measured; of another one it says nothing."""
+
+
 class InferenceBackendStatus(Spec):
     """Observed state, kstatus style."""
 
@@ -362,6 +381,10 @@ class InferenceBackendStatus(Spec):
     """Runtime image of the pods, recorded at creation: a later default of the operator changes no backend."""
     identity: Identity | None = None
     """What the first pod loaded; pods that differ are never endpoints."""
+    capacity: Capacity | None = None
+    """Tested safe throughput; absent: not calibrated."""
+    advised_replicas: int = 0
+    """Replicas for the traffic of the last minutes at the tested safe throughput; 0: unknown."""
     conditions: list[Condition] = Field(default_factory=list, json_schema_extra=keyed_by("type"))
     """Ready, Reconciling, Stalled, and particulars."""
 

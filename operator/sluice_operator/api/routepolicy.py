@@ -19,7 +19,6 @@ from .common import (
     Decimal,
     DnsLabel,
     Metadata,
-    Percent,
     Regex,
     Risk,
     Spec,
@@ -38,20 +37,13 @@ from .declare import (
     exactly_one,
     keyed_by,
     obeys,
-    validations,
 )
+from .rollout import Rollout
+from .rulestatus import RuleStatus
+from .tuning import Features, Sampling, Switch
 
 ROLLOUT = '.status.rules[?(@.phase!="Stable")]'
 """JSONPath of rules with a rollout; a column shows the first."""
-
-
-class Metric(StrEnum):
-    """What a guard watches."""
-
-    TTFT = "TTFT"
-    TIME_PER_TOKEN = "TimePerToken"  # noqa: S105
-    TOTAL = "Total"
-    ERROR_RATE = "ErrorRate"
 
 
 class Severity(StrEnum):
@@ -59,17 +51,6 @@ class Severity(StrEnum):
 
     HARD = "Hard"
     WATCH = "Watch"
-
-
-class Phase(StrEnum):
-    """Where a rule's rollout stands. For people and printing; conditions carry the meaning."""
-
-    STABLE = "Stable"
-    SHADOWING = "Shadowing"
-    STEP = "Step"
-    PROMOTED = "Promoted"
-    ROLLED_BACK = "RolledBack"
-    ABORTED = "Aborted"
 
 
 class ByteRange(Spec):
@@ -140,37 +121,6 @@ class Target(Spec):
     """Nobody: a fixed answer."""
 
 
-class Features(Spec):
-    """Switches that need no restart. Absent means the default."""
-
-    prefix_cache: bool | None = None
-    """Reuse of cached prompt prefixes within the cache scope; default on."""
-
-
-class Sampling(Spec):
-    """Defaults for what a request leaves open."""
-
-    temperature: Decimal | None = Field(
-        default=None,
-        json_schema_extra=validations(
-            Cel("double(self) <= 2.0", "temperature must be from 0 to 2, as a string such as '0.7'")
-        ),
-    )
-    """Temperature, 0 to 2; 0 is greedy. A string, such as "0.7"."""
-    top_p: Decimal | None = Field(
-        default=None,
-        json_schema_extra=validations(
-            Cel(
-                "double(self) > 0.0 && double(self) <= 1.0",
-                "topP must be above 0 and at most 1, as a string such as '0.9'",
-            )
-        ),
-    )
-    """Nucleus mass, above 0 to 1. A string, such as "0.9"."""
-    max_tokens: int | None = Field(default=None, ge=1, le=1_048_576)
-    """Length of the answer, in tokens."""
-
-
 class Fallback(Spec):
     """Who answers when the target can't."""
 
@@ -225,114 +175,21 @@ class Check(Spec):
     """The answer contains no match of this RE2 pattern."""
 
 
+class Refusals(StrEnum):
+    """What a refusal by the model means in a rule."""
+
+    NEEDLESS = "Needless"
+    PROPER = "Proper"
+
+
 class Contract(Spec):
     """What answers of this rule must keep to."""
 
+    refusals: Refusals = Refusals.NEEDLESS
+    """Needless: a model that refuses has failed, as in most work. Proper: it may be right, as in
+    compliance."""
     checks: list[Check] = Field(default_factory=list, max_length=16, json_schema_extra=keyed_by("name"))
     """Checks, by name."""
-
-
-class CandidateArm(Spec):
-    """What the candidate does differently from the rule's target; at least one."""
-
-    model_config = obeys(
-        Cel(
-            "has(self.backend) || has(self.features) || has(self.cacheScope) || has(self.sampling)",
-            "candidate differs in nothing: give at least one of backend, features, cacheScope and sampling",
-        )
-    )
-
-    backend: DnsLabel | None = None
-    """Another InferenceBackend."""
-    features: Features | None = Field(default=None, json_schema_extra={"minProperties": 1})
-    """Other feature switches."""
-    cache_scope: DnsLabel | None = None
-    """Another CacheScope."""
-    sampling: Sampling | None = Field(default=None, json_schema_extra={"minProperties": 1})
-    """Other sampling defaults."""
-
-
-class Shadow(Spec):
-    """Mirrored traffic whose answers nobody sees, before the first step."""
-
-    percent: int = Field(default=100, ge=1, le=100)
-    """Share of requests that is mirrored."""
-    min_seconds: int = Field(default=60, ge=0, le=2_592_000)
-    """Shortest stay."""
-    min_samples: int = Field(default=50, ge=1, le=1_000_000)
-    """Mirrored requests that must have been judged."""
-
-
-class Step(Spec):
-    """One step of the canary."""
-
-    weight: int = Field(ge=1, le=100)
-    """Percent of the rule's requests for the candidate."""
-    min_seconds: int = Field(default=60, ge=0, le=2_592_000)
-    """Shortest stay."""
-    min_samples: int = Field(default=50, ge=1, le=1_000_000)
-    """Candidate requests that must have been judged in this step."""
-
-
-class Guard(Spec):
-    """A statistical comparison with the concurrent stable arm."""
-
-    metric: Metric
-    """What is compared."""
-    percentile: int = Field(default=95, ge=50, le=99)
-    """Quantile, for the latency metrics."""
-    max_increase_percent: int = Field(default=20, ge=0, le=10_000)
-    """How much worse than stable is tolerated: 20 means up to 1.2 times."""
-
-
-def default_guards() -> list[Guard]:
-    """p95 of TTFT, time per token and total, and the error rate."""
-    return [Guard(metric=metric) for metric in Metric]
-
-
-class Rollout(Spec):
-    """How the candidate is let in. Removing it, or `abort`, puts everything back on the target."""
-
-    model_config = obeys(
-        Cel(
-            "self.steps.map(step, step.weight).isSorted()"
-            " && self.steps.all(step, self.steps.exists_one(other, other.weight == step.weight))",
-            "steps must have ascending weights, such as 10, 25, 50: put them in order and remove duplicates",
-            ".steps",
-        ),
-        Cel(
-            "!has(self.guards) || self.guards.all(guard, self.guards.exists_one(other,"
-            " other.metric == guard.metric"
-            " && (guard.metric == 'ErrorRate' || other.percentile == guard.percentile)))",
-            "guards watch the same metric at the same percentile twice: remove one",
-            ".guards",
-        ),
-    )
-
-    candidate: CandidateArm
-    """What is new."""
-    attempt: int = Field(default=1, ge=1, le=MAX_SAFE_INTEGER)
-    """Raise it to try again after a rollback; a rolled-back attempt never comes back by itself."""
-    abort: bool = False
-    """True: the candidate leaves at once."""
-    paused: bool = False
-    """True: stay at the current step; guards stay armed."""
-    shadow: Shadow | None = None
-    """Shadow stage before the first step; absent: none."""
-    steps: list[Step] = Field(min_length=1, max_length=20)
-    """Steps with ascending weights; after the last one the candidate is promoted."""
-    guards: list[Guard] = Field(default_factory=default_guards, max_length=16)
-    """Statistical guards."""
-    alpha: Decimal = Field(
-        default="0.01",
-        json_schema_extra=validations(
-            Cel(
-                "double(self) > 0.0 && double(self) < 0.5",
-                "alpha must be above 0 and below 0.5, as a string such as '0.01'",
-            )
-        ),
-    )
-    """Chance of a false rollback over the whole rollout and all guards together."""
 
 
 class Rule(Spec):
@@ -403,93 +260,28 @@ class Rule(Spec):
     """A release in progress."""
 
 
+class Slo(Spec):
+    """Latency that users are promised, at the 95th percentile."""
+
+    ttft_seconds: Decimal = "2"
+    """Arrival to first token. A string, such as "2"."""
+    time_per_token_seconds: Decimal = "0.2"  # noqa: S105
+    """Mean time per output token after the first. A string, such as "0.2"."""
+    error_percent: Decimal = "1"
+    """Requests that may fail. A string, such as "1"."""
+
+
 class RoutePolicySpec(Spec):
     """A public model name and its rules."""
 
     model: str = Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9._:/-]+$")
     """The name that callers put into `model`."""
+    switches: list[Switch] = Field(default_factory=list, max_length=16)
+    """Features switched by task or tenant under this model; a later one wins."""
+    slo: Slo = Field(default_factory=Slo)
+    """What "fast enough" means here: the load ramp of `sluice calibrate` stops where it ends."""
     rules: list[Rule] = Field(min_length=1, max_length=32, json_schema_extra=keyed_by("name"))
     """Rules in order; the first match wins, no match is refused with 403."""
-
-
-class ArmStatus(Spec):
-    """An arm as it was when the attempt began."""
-
-    backend: str = ""
-    """InferenceBackend."""
-    identity: str = ""
-    """Digest of what its pods loaded, where known."""
-    config: str = ""
-    """Configuration version that its pods hold for this rule."""
-
-
-class GuardStatus(Spec):
-    """Evidence of one guard, checkpointed so that a restart goes on where it was."""
-
-    name: str
-    """Metric and percentile, such as TTFT/p95."""
-    log_wealth: list[str] = Field(default_factory=list)
-    """Natural logarithms of the wealth of each alternative, decimal strings; empty: no bad event yet."""
-    num_bad_stable: int = 0
-    """Bad events of stable since evidence last restarted."""
-    num_bad_candidate: int = 0
-    """Bad events of the candidate since evidence last restarted."""
-
-
-class Transition(Spec):
-    """One line of history."""
-
-    time: str
-    """RFC 3339."""
-    phase: Phase
-    """Phase entered."""
-    step: int | None = None
-    """Index of the step entered."""
-    reason: str
-    """Machine-readable cause."""
-    message: str
-    """With the evidence that caused it, for people."""
-
-
-class RuleStatus(Spec):
-    """Observed state of one rule."""
-
-    name: str
-    """Name of the rule."""
-    phase: Phase = Phase.STABLE
-    """Where its rollout stands."""
-    step: int = 0
-    """Index of the current step, from 0."""
-    weight: Percent = 0
-    """Percent of requests that go to the candidate now."""
-    shadow_percent: Percent = 0
-    """Percent of requests that are mirrored to the candidate now."""
-    attempt: str = ""
-    """Hash of policy, rule, stable identity, candidate identity and rollout.attempt."""
-    gates: str = ""
-    """Hash of guards and contract; a change restarts the evidence."""
-    stable: ArmStatus = Field(default_factory=ArmStatus)
-    """The arm that serves."""
-    candidate: ArmStatus = Field(default_factory=ArmStatus)
-    """The arm under test."""
-    held: str = ""
-    """Why it is not advancing: NoEvidence, CandidateNotReady, Paused …; empty: advancing."""
-    stage_since: str = ""
-    """RFC 3339 time at which this stage's traffic began; empty: not begun."""
-    evidence_since: str = ""
-    """RFC 3339 time at which evidence last restarted; requests older than that count for no guard."""
-    num_samples: int = 0
-    """Candidate requests answered and judged in this stage; failures are evidence, but no samples."""
-    num_stable_samples: int = 0
-    """Stable requests judged in this stage."""
-    guards: list[GuardStatus] = Field(default_factory=list)
-    """Evidence of the guards."""
-    num_restarts: int = 0
-    """How often evidence has restarted; each restart has its own share of alpha."""
-    rejected: list[str] = Field(default_factory=list)
-    """Attempts that were rolled back or aborted, newest last, at most 20; none of them starts again."""
-    history: list[Transition] = Field(default_factory=list)
-    """Newest last, at most 20."""
 
 
 class RoutePolicyStatus(Spec):

@@ -11,19 +11,22 @@ from pydantic import ValidationError
 
 from sluice_operator.api import (
     CacheScope,
+    EvalSuite,
     InferenceBackend,
     InferenceBackendSpec,
     RoutePolicy,
     RoutePolicySpec,
     Tenant,
 )
+from sluice_operator.api.guards import GuardMode, Metric
 
-EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples").rglob("*.yaml"))
 KINDS: dict[str, Any] = {
     "InferenceBackend": InferenceBackend,
     "RoutePolicy": RoutePolicy,
     "CacheScope": CacheScope,
     "Tenant": Tenant,
+    "EvalSuite": EvalSuite,
 }
 
 
@@ -50,7 +53,12 @@ def test_defaults_of_a_rollout() -> None:
     )
     rollout = spec.rules[0].rollout
     assert rollout is not None
-    assert [guard.metric.value for guard in rollout.guards] == ["TTFT", "TimePerToken", "Total", "ErrorRate"]
+    assert [guard.metric for guard in rollout.guards] == list(Metric)
+    watched = {guard.metric for guard in rollout.guards if guard.mode is GuardMode.WATCH}
+    assert watched == {
+        Metric.REFUSAL_RATE, Metric.RETRY_RATE, Metric.COST_PER_SUCCESS, Metric.DISAGREEMENT_RATE,
+    }  # fmt: skip
+    assert rollout.watch.seconds == 7 * 86_400
     assert rollout.alpha == "0.01"
 
 
