@@ -9,10 +9,20 @@ The loop that uses them::
     gate = align(gate, rule, decision.status, now)        # follows stage, weight and restarts of evidence
 """
 
-from .gate import GateState, Verdict, align, belongs, checkpoint, deafen, fold, verdict
+from .gate import align, belongs, checkpoint, deafen, fold, take_query, verdict
 from .observation import ArmName, Observation
+from .state import GateState, Verdict
 
 __all__ = [
-    "ArmName", "GateState", "Observation", "Verdict", "align", "belongs", "checkpoint", "deafen", "fold",
+    "ArmName",
+    "GateState",
+    "Observation",
+    "Verdict",
+    "align",
+    "belongs",
+    "checkpoint",
+    "deafen",
+    "fold",
+    "take_query",
     "verdict",
 ]

@@ -75,12 +75,25 @@ class HardGates:
                 continue
             self.broken = self.broken or violation
 
+    @property
+    def waiting(self) -> bool:
+        """Whether a violation waits for stable's answer."""
+        return bool(self._pending)
+
+    def take_hard_guard(self, guard: str, seen: Observation) -> None:
+        """An event of a rate that its guard, in mode Hard, allows the candidate none of."""
+        violation = Violation(guard, seen.tenant, seen.request_id, seen.mirror, seen.time)
+        self.broken = self.broken or violation
+
     def violation(self, time: float) -> Violation | None:
         """The violation that ends the rollout, as of `time`; None: none."""
         if self.broken is not None:
             return self.broken
-        overdue = (waiting for waiting in self._pending.values() if time - waiting.time > PATIENCE_S
-                   and not self._provoked(waiting.check, waiting.tenant, time))
+        overdue = (
+            waiting
+            for waiting in self._pending.values()
+            if time - waiting.time > PATIENCE_S and not self._provoked(waiting.check, waiting.tenant, time)
+        )
         return next(overdue, None)
 
     def _provoked(self, check: str, tenant: str, time: float) -> bool:

@@ -46,8 +46,20 @@ class Observation:
     """Arrival to first token, seconds; None: not measured."""
     tpot_s: float | None = None
     """Mean seconds per output token after the first; None under two tokens."""
+    jitter_s: float | None = None
+    """95th percentile of the gaps between output tokens minus their median, seconds; None under 8 tokens."""
     total_s: float | None = None
     """Whole request, seconds; None: not measured or not ended."""
+    busy_s: float | None = None
+    """Seconds of the replica that it used: each step's time, shared among the sequences in it."""
+    cost: float | None = None
+    """Price of that, where the backend names one."""
+    prompt_tokens: int = 0
+    """Tokens read."""
+    cached_tokens: int = 0
+    """Of these, found in the prefix cache."""
+    output_tokens: int = 0
+    """Tokens written."""
     failed: bool = False
     """5xx, reset, timeout, no pod, or the pod's queue full: bad for the error rate and slow for every
     latency guard."""
@@ -55,9 +67,28 @@ class Observation:
     """The client left: neither an error nor a sample; slow where it had waited past the limit by then."""
     truncated: bool = False
     """The answer hit its length cap, so an incomplete form is no violation."""
+    refused: bool = False
+    """The model refused to do what was asked."""
+    repeated: bool = False
+    """The answer repeats a fragment over and over."""
+    schema_failed: bool = False
+    """The answer broke a JSON schema of its contract, hard or watched."""
+    tool_failed: bool = False
+    """A tool call's arguments did not validate."""
+    interrupted: bool = False
+    """It failed after its first byte: somebody has seen half an answer."""
+    retried: bool = False
+    """The gateway had to send it to another pod."""
+    feedback: str = ""
+    """What a person said of the answer afterwards: helpful, returned, follow_up or wrong. Such an observation
+    says nothing else; its `age_s` goes back to the request."""
     censored: bool = False
     """Still running at `age_s` (heartbeats, and early records of a hard violation)."""
     first_token: bool = False
     """Whether a running request has shown its first token, so that its TTFT is no longer open."""
     hard_violations: tuple[str, ...] = ()
     """Names of hard checks that this answer broke."""
+    pair: bool = False
+    """A copy that was answered greedily to be compared: it counts for agreement and for nothing else."""
+    digest: str = ""
+    """Keyed digest of such an answer; equal text, equal digest within one attempt."""

@@ -1,21 +1,37 @@
-"""A test that may be looked at after every event: was the bad event the candidate's more often than its
-share?
+"""Tests that may be looked at after every request: was it the candidate's more often than its share?
 
-Assignment to arms is random, so under "the candidate is not worse" each bad event of either arm is the
-candidate's with probability at most w, its share of the traffic, whatever bursts hit both. Against that
-null stand alternatives in which the candidate's odds are multiplied by k: P(candidate | bad) = kw / (kw + 1
-- w). Betting on such an alternative multiplies wealth by k / (kw + 1 - w) for a candidate's event and by 1
-/ (kw + 1 - w) for one of stable's; the mean of that under the null is at most 1, so wealth is a test
-supermartingale and Ville's inequality bounds the chance that it ever reaches 1/alpha by alpha (Ville 1939;
-Ramdas, Grünwald, Vovk and Shafer, "Game-theoretic statistics and safe anytime-valid inference", Statistical
-Science 38(4), 2023). A mean over alternatives is one too (Robbins' method of mixtures, 1970).
+Assignment to arms is random. Say that stable's requests fall into cells (fast … slow, good or bad) and that
+the candidate's, after the tolerance has been taken off, fall into worse cells no more often. Then of the
+requests that fall into a cell, the candidate's are at most its share w of the traffic, whatever bursts hit
+both arms. An alternative names for each cell j the candidate's odds k_j, which never fall from a better cell
+to a worse one. Betting on it multiplies wealth by
 
-A regression may begin late, after many good events have eaten the wealth. So only half of each
-alternative's capital is bet at the first event, and a thousandth of the rest at each later one: a mixture
-over the moment at which the change happens (as in Shin, Ramdas and Rinaldo, "E-detectors", 2023). Capital
-not yet bet keeps its value, so nothing of the above changes.
+    k_j / (k_j w + 1 - w)  for the candidate's request,   1 / (k_j w + 1 - w)  for one of stable's.
 
-Example, w = 0.1 and k = 30: a candidate's event is worth 30 / 3.9 = 7.69, one of stable's 1 / 3.9 = 0.256.
+Claim: wealth is a nonnegative supermartingale. With c_j and s_j the two factors, w c_j + (1 - w) s_j = 1 in
+every cell, and c_j grows with j. If both arms are alike, the arm is independent of the cell and the mean
+factor is exactly 1 given the cell. If the candidate's cells are stochastically better, its mean of c_j is no
+more than stable's own would be, so the mean factor is at most 1. By Ville's inequality the chance that wealth
+ever reaches 1/alpha is at most alpha (Ville 1939; Ramdas, Grünwald, Vovk and Shafer, "Game-theoretic
+statistics and safe anytime-valid inference", Statistical Science 38(4), 2023). A mean over alternatives is a
+supermartingale too (Robbins' method of mixtures, 1970), and so is one over guards, tasks and tenants.
+
+Three kinds of cells:
+- an *event* test looks at bad requests only (one cell): P(candidate | bad) <= rw / (rw + 1 - w) where the
+  candidate may have r times stable's rate. Example, w = 0.1, k = 30: a candidate's event is worth 30 / 3.9 =
+  7.69, one of stable's 1 / 3.9 = 0.256.
+- a *ladder* looks at every request, with cells between stable's quantiles. Its alternatives are Lehmann's:
+  the candidate exceeds each threshold with probability p^g, g < 1, where stable does with p (Lehmann 1953). A
+  good request of stable's is evidence too: stable is well at this very time.
+- a *ceiling* looks at the candidate alone: each request is over an absolute limit with probability at most p.
+  Betting on p' > p multiplies by p'/p or (1 - p')/(1 - p): Wald's likelihood ratio (1945), also the bet of
+  Waudby-Smith and Ramdas (JRSS B 86(1), 2024) at a fixed fraction.
+
+A regression may begin late, after many good requests have eaten the wealth. So only `FIRST_BET` of the
+capital is bet from the start; the rest joins as time goes by, most of it early but some up to the hour at
+which evidence restarts, and for rare events half of it as they come: a mixture over the moment at which the
+change happens (as in Shin, Ramdas and Rinaldo, "E-detectors", 2023). What has not been bet keeps its value,
+so nothing changes.
 """
 
 from __future__ import annotations
@@ -23,16 +39,33 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-ODDS = (2.0, 4.0, 10.0, 30.0)
-"""Alternatives: how many times its fair odds the candidate has of being the one with the bad event."""
+import numpy as np
+from numpy.typing import NDArray
 
-FIRST_BET = 0.5
-"""Share of the capital that is bet from the first event on."""
+Array = NDArray[np.float64]
 
-HAZARD = 0.001
-"""Share of the remaining capital that joins at each later event."""
+ODDS = (2.0, 8.0, 30.0, 100.0)
+"""Alternatives of an event test: how many times its fair odds the candidate has of having had the event."""
 
-_MAX_LOG = 700.0
+POWERS = (0.8, 0.6, 0.3, 0.1)
+"""Alternatives of a ladder: exponents g of Lehmann's family; 0.1 is about what 5 times slower does."""
+
+RATIOS = (1.5, 3.0, 10.0, 30.0)
+"""Alternatives of a ceiling: times the odds of the limit's rate."""
+
+NUM_ALTERNATIVES = 4
+
+FIRST_BET = 0.05
+"""Share of the capital that is bet from the first request on: little, since a hiccup may come first."""
+
+JOINED_S = 3600.0
+"""By so many seconds after evidence began all capital has joined."""
+JOIN_SCALE_S = 60.0
+"""Capital joins at a rate that falls as 1 / (t + this): a stage lasts minutes more often than an hour."""
+
+RESTART_POWER = 1.5
+_PLANNED = 0.6
+_ZETA = 2.6123753486854883  # Riemann's zeta(1.5): the sum of k^-1.5 over k >= 1
 
 
 def null_share(weight: float, tolerance: float = 1.0) -> float:
@@ -43,44 +76,75 @@ def null_share(weight: float, tolerance: float = 1.0) -> float:
     return tolerance * weight / (tolerance * weight + 1.0 - weight)
 
 
-def bet(log_wealth: Sequence[float], num_events: int, share: float, candidate: bool) -> tuple[float, ...]:
-    """Log-wealth of each alternative after one more bad event; `num_events` were seen before it.
+def event_table(share: float) -> Array:
+    """Log-gains of one bad event: row 0 if it is stable's, row 1 if it is the candidate's; a column an
+    alternative. `share` is the null's P(candidate | bad)."""
+    odds = np.array(ODDS)
+    mean = odds * share + 1.0 - share
+    return np.stack([-np.log(mean), np.log(odds / mean)])
 
-    `share` is the null's P(candidate | bad), in (0, 1). Empty `log_wealth` is the beginning.
+
+def ladder_table(share: float, exceeded: Sequence[float]) -> Array:
+    """Log-gains of one request: rows are stable's cells from the best to the worst, then the candidate's.
+
+    `exceeded`: for each threshold, ascending, how often stable exceeds it. It need not be exact.
     """
-    joining = _joining(num_events)
-    after = []
-    for index, odds in enumerate(ODDS):
-        held = math.exp(log_wealth[index]) if log_wealth else 0.0
-        gain = (odds if candidate else 1.0) / (odds * share + 1.0 - share)
-        after.append(min(math.log(held + joining) + math.log(gain), _MAX_LOG))
-    return tuple(after)
+    odds = np.stack([_lehmann(exceeded, power) for power in POWERS], axis=1)
+    mean = odds * share + 1.0 - share
+    return np.concatenate([-np.log(mean), np.log(odds / mean)])
 
 
-def e_value(log_wealth: Sequence[float], num_events: int) -> float:
-    """Evidence against "not worse": its expectation under the null is at most 1 at any time one may
-    choose to look."""
-    if not log_wealth:
-        return 1.0
-    return sum(math.exp(value) for value in log_wealth) / len(log_wealth) + _waiting(num_events)
+def ceiling_table(rate: float) -> Array:
+    """Log-gains of one request of the candidate: row 0 if it stayed below the limit, row 1 if it did not; row
+    2 turns the first into the second."""
+    rate = min(max(rate, 1e-6), 0.9)
+    odds = np.array(RATIOS) * rate
+    worse = odds / (1.0 - rate + odds)
+    below, over = np.log((1.0 - worse) / (1.0 - rate)), np.log(worse / rate)
+    return np.stack([below, over, over - below])
 
 
-def threshold(alpha: float, num_restarts: int) -> float:
-    """What the e-value must reach after so many restarts of evidence; infinite for alpha 0.
+def swapped(table: Array) -> Array:
+    """The same test with the arms exchanged: is stable the worse one?"""
+    half = len(table) // 2
+    return np.concatenate([table[half:], table[:half]])
 
-    Window k = `num_restarts` + 1 gets alpha * 6 / (pi^2 k^2), which sums to alpha over all windows (Basel
-    problem).
+
+def waiting(num_events: Array, elapsed: Array, hazard: Array | float) -> Array:
+    """Capital of a test that has not been bet after so many events and seconds; never grows.
+
+    `hazard`: share of half of it that joins at each event; 0: time alone.
     """
+    whole = math.log1p(JOINED_S / JOIN_SCALE_S)
+    left = np.clip(1.0 - np.log1p(np.maximum(elapsed, 0.0) / JOIN_SCALE_S) / whole, 0.0, 1.0)
+    rate = np.where(np.asarray(hazard) > 0.0, 0.5 + 0.5 * (1.0 - np.asarray(hazard)) ** num_events, 1.0)
+    found: Array = (1.0 - FIRST_BET) * left * rate
+    return found
+
+
+def spent(num_restarts: int, num_stages: int = 1) -> float:
+    """Share of alpha for the evidence after so many restarts; over all restarts they sum to 1.
+
+    Each of the stages that the rollout is known to have gets an equal part of 0.6; what restarts beyond that
+    (hours, edits, a slice rolled back) is given by k^-1.5 / zeta(1.5) of the rest, half as steep as the Basel
+    series, so that an hour late in a long watch is not deaf. (Editing steps changes the number of stages, and
+    with it what later ones get; alpha is exact for steps as they stand.)
+    """
+    planned = _PLANNED / num_stages if num_restarts < num_stages else 0.0
+    return planned + (1.0 - _PLANNED) * float((num_restarts + 1.0) ** -RESTART_POWER / _ZETA)
+
+
+def threshold(alpha: float, num_restarts: int, num_stages: int = 1) -> float:
+    """What the e-value must reach after so many restarts of evidence; infinite for alpha 0."""
     if alpha <= 0.0:
         return math.inf
-    return (math.pi * (num_restarts + 1)) ** 2 / (6.0 * min(alpha, 0.5))
+    return 1.0 / (min(alpha, 0.5) * spent(num_restarts, num_stages))
 
 
-def _waiting(num_events: int) -> float:
-    """Capital of one alternative that has not been bet after `num_events` events."""
-    return 1.0 if num_events == 0 else (1.0 - FIRST_BET) * (1.0 - HAZARD) ** (num_events - 1)
-
-
-def _joining(num_events: int) -> float:
-    """Capital that joins at the event after `num_events`."""
-    return FIRST_BET if num_events == 0 else _waiting(num_events) * HAZARD
+def _lehmann(exceeded: Sequence[float], power: float) -> Array:
+    """Odds of each cell: how often the candidate would fall into it for once that stable does."""
+    stable = np.array([1.0, *exceeded, 0.0])
+    candidate = stable**power
+    candidate[-1] = 0.0
+    odds: Array = (candidate[:-1] - candidate[1:]) / np.maximum(stable[:-1] - stable[1:], 1e-12)
+    return odds

@@ -3,54 +3,58 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 from datetime import timedelta
 
+import numpy as np
 import pytest
 
-from sluice_operator.api.routepolicy import Guard, Metric, Phase, RuleStatus
+from sluice_operator.api.guards import Guard, Metric
+from sluice_operator.api.rulestatus import Phase, RuleStatus
 from sluice_operator.gates import ArmName, GateState, Observation, align, checkpoint, deafen, fold, verdict
-from sluice_operator.gates.guard import guard_names
-from sluice_operator.gates.window import StableWindow
-from unit.gates import traffic
+from sluice_operator.gates.battery import battery
 from unit.gates.traffic import START, at, gate, rule, status, warm
 
-TTFT = [Guard(metric=Metric.TTFT)]
+TTFT = [Guard(metric=Metric.TTFT, percentiles=[95])]
 ERRORS = [Guard(metric=Metric.ERROR_RATE, max_increase_percent=0)]
 
 
 def seen(second: float, candidate: bool = True, **changes: object) -> Observation:
     """A request of 1 s that ended `second` seconds after the start, good by default."""
     base = Observation(
-        time=START.timestamp() + second, request_id=f"{candidate}{second}", age_s=1.0, attempt="a",
-        arm=ArmName.CANDIDATE if candidate else ArmName.STABLE, ttft_s=0.1, tpot_s=0.01, total_s=0.5,
+        time=START.timestamp() + second,
+        request_id=f"{candidate}{second}",
+        age_s=1.0,
+        attempt="a",
+        arm=ArmName.CANDIDATE if candidate else ArmName.STABLE,
+        ttft_s=0.1,
+        tpot_s=0.01,
+        total_s=0.5,
     )
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
-def bad(state: GateState) -> tuple[int, int]:
-    """Bad events of the candidate and of stable at the first guard."""
-    return state.guards[0].num_bad_candidate, state.guards[0].num_bad_stable
+def bad(state: GateState, name: str = "") -> tuple[int, int]:
+    """Bad events of the candidate and of stable at a test, the first guard's if it is not named."""
+    tests = [test.name for test in state.evidence.battery.tests]
+    index = tests.index(name) if name else 0
+    stable, candidate = state.evidence.bad(0, index)
+    return candidate, stable
 
 
-def test_quantile_is_an_order_statistic() -> None:
-    window = StableWindow()
-    for value in range(1, 21):
-        window.add(0.0, float(value))
-    assert window.quantile(95, 0.0) == 19.0
-    assert window.quantile(50, 0.0) == 10.0
-    assert window.quantile(99, 0.0) == 20.0
+def counts(state: GateState) -> dict[str, int]:
+    """The candidate's bad events by test, without those that have none."""
+    found = {one.name: one.num_bad_candidate for one in checkpoint(state, status()).guards}
+    return {name: num for name, num in found.items() if num}
 
 
-def test_quantile_needs_samples_that_are_concurrent() -> None:
-    window = StableWindow()
-    for index in range(19):
-        window.add(0.0, float(index))
-    assert window.quantile(95, 0.0) is None
-    window.add(0.0, 3.0)
-    assert window.quantile(95, 1.0) is not None
-    assert window.quantile(95, 700.0) is None
+def limit(state: GateState, second: float = 10.0) -> float:
+    """Above what the candidate's time to first token is slow."""
+    state.take(seen(second, task="chat"))
+    index = [test.name for test in state.evidence.battery.tests].index("TTFT/p95")
+    found = state.evidence.newest_limit(index)
+    assert found is not None
+    return found
 
 
 def test_a_sample_is_judged_by_those_before_it_only() -> None:
@@ -71,7 +75,7 @@ def test_nothing_counts_before_there_is_a_threshold() -> None:
 
 
 def test_within_tolerance_is_not_worse() -> None:
-    state = gate(guards=[Guard(metric=Metric.TTFT, max_increase_percent=20)])
+    state = gate(guards=[Guard(metric=Metric.TTFT, percentiles=[95], max_increase_percent=20)])
     for index in range(20):
         state.take(seen(1 + index, candidate=False, ttft_s=0.1))
     state.take(seen(30, ttft_s=0.119))
@@ -88,8 +92,10 @@ def test_a_request_counts_once_whoever_reports_it() -> None:
     state.take(replace(running, time=running.time + 1, age_s=10.0))
     state.take(seen(12, request_id="r", failed=True, age_s=11.0, total_s=11.0))
     state.take(seen(13, request_id="r", age_s=12.0, ttft_s=10.0, total_s=12.0))
-    counts = {guard.name: guard.num_bad_candidate for guard in state.guards}
-    assert counts == {"TTFT/p95": 1, "TimePerToken/p95": 1, "Total/p95": 1, "ErrorRate": 1}
+    found = counts(state)
+    assert found.pop("ErrorRate") == 1
+    assert set(found.values()) == {1}
+    assert {"TTFT/p95", "TimePerToken/p99", "Total/far"} <= set(found)
 
 
 def test_the_same_request_mirrored_counts_for_each_arm() -> None:
@@ -108,12 +114,11 @@ def test_a_conversation_counts_once() -> None:
 
 def test_still_running_counts_as_slow_once_it_is_past_the_limit() -> None:
     state = warm(gate(guards=TTFT))
-    limit = state.guards[0].limit(True, at(10).timestamp())
-    assert limit is not None
-    running = seen(10, censored=True, age_s=limit * 0.9, ttft_s=None, tpot_s=None, total_s=None)
+    most = limit(state)
+    running = seen(10, censored=True, age_s=most * 0.9, task="chat", ttft_s=None, tpot_s=None, total_s=None)
     state.take(running)
     assert bad(state) == (0, 0)
-    state.take(replace(running, age_s=limit * 1.1))
+    state.take(replace(running, age_s=most * 1.1))
     assert bad(state) == (1, 0)
 
 
@@ -127,10 +132,10 @@ def test_a_client_that_left_early_says_nothing_and_one_that_waited_long_does() -
     state = warm(gate())
     gone = {"cancelled": True, "ttft_s": None, "tpot_s": None}
     state.take(seen(10, age_s=0.01, total_s=0.01, **gone))
-    assert all(guard.num_bad_candidate == 0 for guard in state.guards)
+    assert not counts(state)
     state.take(seen(20, age_s=9.0, total_s=9.0, **gone))
-    counts = {guard.name: guard.num_bad_candidate for guard in state.guards}
-    assert counts == {"TTFT/p95": 1, "TimePerToken/p95": 0, "Total/p95": 1, "ErrorRate": 0}
+    assert {"TTFT/p95": 1, "Total/p95": 1}.items() <= counts(state).items()
+    assert not {"TimePerToken/p95", "ErrorRate"} & set(counts(state))
     assert state.num_samples == 0
 
 
@@ -138,7 +143,7 @@ def test_a_second_contributes_little() -> None:
     state = gate(guards=ERRORS)
     for index in range(50):
         state.take(seen(10 + index / 100, failed=True))
-    assert bad(state) == (3, 0)
+    assert bad(state) == (2, 0)
     assert state.fired is None
 
 
@@ -151,11 +156,12 @@ def test_a_long_outage_of_the_candidate_fires() -> None:
     assert "ErrorRate" in verdict(state, at(15)).message
 
 
-def test_an_outage_of_both_arms_does_not_fire() -> None:
+@pytest.mark.parametrize("seed", range(8))
+def test_an_outage_of_both_arms_does_not_fire(seed: int) -> None:
     """All requests fail for a minute, a tenth of them the candidate's."""
     state = gate(guards=ERRORS)
-    for index in range(600):
-        state.take(seen(10 + index / 10, candidate=index % 10 == 3, failed=True))
+    candidate = np.random.default_rng(seed).random(600) < 0.1
+    fold(state, [seen(10 + row / 10, candidate=bool(one), failed=True) for row, one in enumerate(candidate)])
     assert state.fired is None
 
 
@@ -163,7 +169,7 @@ def test_evidence_of_another_attempt_counts_for_nothing() -> None:
     state = warm(gate())
     for second in range(10, 40):
         state.take(seen(second, attempt="earlier", failed=True, hard_violations=("sluice/leak",)))
-    assert all(guard.num_bad_candidate == 0 for guard in state.guards)
+    assert not counts(state)
     assert verdict(state, at(60)).reason == ""
 
 
@@ -220,14 +226,14 @@ def test_a_lowered_weight_waits_for_the_gateway() -> None:
 def test_a_restart_goes_on_where_it_was() -> None:
     """Through JSON, as the API server keeps it."""
     state = warm(gate(guards=ERRORS))
-    for second in range(10, 13):
+    for second in range(10, 16, 2):
         state.take(seen(second, failed=True))
     saved = checkpoint(state, status())
     text = json.dumps(saved.model_dump(mode="json", by_alias=True))
     restored = align(None, rule(ERRORS), RuleStatus.model_validate_json(text), at(20))
     assert bad(restored) == (3, 0)
-    assert restored.guards[0].e_value == pytest.approx(state.guards[0].e_value, rel=1e-6)
-    for second in range(10, 13):
+    assert restored.evidence.bank.e_values()[0] == pytest.approx(state.evidence.bank.e_values()[0], rel=1e-6)
+    for second in range(10, 16, 2):
         restored.take(seen(second, failed=True))
     assert bad(restored) == (3, 0), "the pod's stream repeats what was counted already"
     restored.take(seen(25, failed=True))
@@ -240,8 +246,8 @@ def test_a_restart_of_evidence_forgets_wealth_and_keeps_stables_window() -> None
         state.take(seen(second, ttft_s=9.0))
     fresh = align(state, rule(TTFT), status(num_restarts=1), at(20))
     assert bad(fresh) == (0, 0)
-    assert fresh.guards[0].limit(True, at(20).timestamp()) is not None
-    assert fresh.threshold == pytest.approx(4 * state.threshold)
+    assert limit(fresh, 30) > 0.0
+    assert fresh.threshold > 0.9 * state.threshold
 
 
 def test_what_slow_is_is_known_before_a_rollout_begins() -> None:
@@ -251,13 +257,16 @@ def test_what_slow_is_is_known_before_a_rollout_begins() -> None:
     state = align(None, alone, before, at(0))
     fold(state, [seen(second / 10, candidate=False, attempt="") for second in range(20)])
     begun = align(state, rule(TTFT), status(), at(20))
-    assert begun.guards[0].limit(True, at(20).timestamp()) is not None
+    begun.take(seen(30, ttft_s=0.2))
+    assert bad(begun) == (1, 0)
 
 
 def test_another_stable_arm_has_its_own_window() -> None:
     state = warm(gate(guards=TTFT))
     other = status().model_copy(update={"attempt": "b", "stable": status().candidate})
-    assert align(state, rule(TTFT), other, at(20)).guards[0].limit(True, at(20).timestamp()) is None
+    state = align(state, rule(TTFT), other, at(20))
+    state.take(seen(30, attempt="b", ttft_s=99.0))
+    assert bad(state) == (0, 0)
 
 
 def test_align_is_idempotent() -> None:
@@ -281,24 +290,22 @@ def test_asking_changes_nothing() -> None:
     assert checkpoint(state, status()) == before
 
 
-def test_guard_names_are_unique() -> None:
-    guards = [Guard(metric=Metric.TTFT), Guard(metric=Metric.TTFT, percentile=50), Guard(metric=Metric.TTFT)]
-    assert guard_names([*guards, *ERRORS]) == ["TTFT/p95", "TTFT/p50", "TTFT/p95#2", "ErrorRate"]
+def test_names_are_unique() -> None:
+    again = Guard(metric=Metric.TTFT, percentiles=[50], tasks=["chat"])
+    names = [test.name for test in battery(rule([*TTFT, again, *ERRORS])).tests]
+    assert names == ["TTFT", "TTFT/p95", "TTFT/far", "TTFT#2", "TTFT#2/p50", "TTFT#2/far", "ErrorRate"]
+
+
+def test_what_can_fire_shares_alpha_and_what_is_watched_has_none() -> None:
+    tests = battery(rule()).tests
+    assert sum(test.weight for test in tests) == pytest.approx(1.0)
+    assert all(test.weight == 0.0 for test in tests if test.metric is Metric.COST_PER_SUCCESS)
 
 
 def test_no_guards_still_count_samples() -> None:
     state = fold(gate(guards=[]), [seen(10), seen(11, candidate=False)])
     assert (state.num_samples, state.num_stable_samples) == (1, 1)
     assert verdict(state, START + timedelta(seconds=20)).reason == ""
-
-
-def test_ten_thousand_records_fold_quickly() -> None:
-    """About 5 µs a record on an idle core; the bound leaves room for a busy machine."""
-    state = warm(gate())
-    records = traffic.observations(traffic.Traffic(seconds=520), 1)[:10_000]
-    begin = time.process_time()
-    fold(state, records)
-    assert time.process_time() - begin < 0.25
 
 
 def test_while_stable_cannot_be_heard_the_candidate_is_not_blamed_but_for_its_form() -> None:

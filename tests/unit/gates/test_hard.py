@@ -9,12 +9,14 @@ from sluice_operator.gates import GateState, align, verdict
 from unit.gates.test_gate import seen
 from unit.gates.traffic import at, gate, rule, status
 
-CONTRACT = Contract(checks=[
-    Check(name="json", json_schema={"type": "object"}),
-    Check(name="polite", must_match="please"),
-    Check(name="no-secret", must_not_match="secret"),
-    Check(name="watched", must_match="x", severity=Severity.WATCH),
-])
+CONTRACT = Contract(
+    checks=[
+        Check(name="json", json_schema={"type": "object"}),
+        Check(name="polite", must_match="please"),
+        Check(name="no-secret", must_not_match="secret"),
+        Check(name="watched", must_match="x", severity=Severity.WATCH),
+    ]
+)
 
 
 def live() -> GateState:
