@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from ..api.cachescope import CacheScopeSpec, Isolation
-from ..api.routepolicy import Features, Rule, Sampling, ServiceTarget
+from ..api.routepolicy import RoutePolicySpec, Rule, ServiceTarget
+from ..api.tuning import Features, Sampling, Switch
 
 PodConfig = dict[str, Any]
-STABLE, CANDIDATE = "stable", "candidate"
+STABLE, CANDIDATE, ASIDE = "stable", "candidate", "aside"
+"""Roles in a rule; aside: who answers what a promoted candidate must not get."""
 _T = TypeVar("_T", Features, Sampling)
 
 
@@ -61,19 +63,24 @@ def _over(base: _T, change: _T) -> _T:
 
 
 def pod_config(
-    namespace: str, policy: str, model: str, rule: Rule, arm: Arm, scopes: Mapping[str, CacheScopeSpec]
+    namespace: str,
+    policy: str,
+    spec: RoutePolicySpec,
+    rule: Rule,
+    arm: Arm,
+    scopes: Mapping[str, CacheScopeSpec],
 ) -> PodConfig:
     """What a pod must know of ``arm``; ``scopes`` are those of the namespace, by name."""
     scope = scopes.get(arm.cache_scope) if arm.cache_scope else None
-    enabled = (arm.features.prefix_cache is not False) and (scope is None or scope.prefix.enabled)
-    if arm.cache_scope and scope is None:
-        enabled = False  # a scope that is gone permits nothing
+    # A scope that is gone permits nothing.
+    permitted = scope.prefix.enabled if scope is not None else not arm.cache_scope
     body: PodConfig = {
         "policy": f"{namespace}/{policy}",
         "rule": rule.name,
-        "model": model,
+        "model": spec.model,
         "contract": _contract(rule),
-        "features": {"prefixCache": enabled},
+        "features": {"prefixCache": permitted and arm.features.prefix_cache is not False},
+        "switches": [_switch(switch, permitted) for switch in spec.switches],
         "scope": {
             "name": f"{namespace}/{arm.cache_scope or ''}",
             "isolation": (scope.isolation if scope else Isolation.TENANT).value,
@@ -85,6 +92,14 @@ def pod_config(
     }
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
     return {"version": hashlib.sha256(canonical.encode()).hexdigest()[:16], **body}
+
+
+def _switch(switch: Switch, permitted: bool) -> dict[str, Any]:
+    """A switch can't turn on what the cache scope does not permit."""
+    told = {}
+    if switch.features.prefix_cache is not None:
+        told["prefixCache"] = permitted and switch.features.prefix_cache
+    return {"tasks": sorted(switch.tasks), "tenants": sorted(switch.tenants), "features": told}
 
 
 def _contract(rule: Rule) -> list[dict[str, Any]]:

@@ -13,7 +13,8 @@ import hashlib
 import json
 from typing import Any
 
-from ..api.routepolicy import ArmStatus, Rule
+from ..api.routepolicy import Rule
+from ..api.rulestatus import ArmStatus
 
 
 def resolve(observed: ArmStatus | None, recorded: ArmStatus, backend: str | None) -> ArmStatus | None:
@@ -33,26 +34,43 @@ def attempt_hash(policy: str, rule: Rule, stable: ArmStatus, candidate: ArmStatu
     if rule.rollout is None:
         raise ValueError(f"rule {rule.name} has no rollout")
     changes = rule.rollout.candidate.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return _digest([
-        policy, rule.name, stable.backend, stable.identity, candidate.backend, candidate.identity,
-        changes, rule.rollout.attempt,
-    ])
+    return _digest(
+        [
+            policy,
+            rule.name,
+            stable.backend,
+            stable.identity,
+            candidate.backend,
+            candidate.identity,
+            changes,
+            rule.rollout.attempt,
+        ]
+    )
 
 
 def gates_hash(rule: Rule) -> str:
     """What evidence was gathered under; "" without a rollout.
 
-    Besides guards and contract this is what both arms inherit from the rule: changing it is no new
-    candidate, but answers given before say little about those given after.
+    Besides guards and contract this is what both arms inherit from the rule, and for whom the steps are:
+    changing it is no new candidate, but answers given before say little about those given after. Not the
+    policy's `switches`, which change both arms at the same moment, so that the comparison stays fair; nor
+    suites, approvals, the watch and what is told of the release, which change no answer.
     """
-    if rule.rollout is None:
+    rollout = rule.rollout
+    if rollout is None:
         return ""
-    guards = [guard.model_dump(mode="json") for guard in rule.rollout.guards]
-    return _digest([
-        guards, rule.rollout.alpha,
-        rule.contract.model_dump(mode="json"), rule.features.model_dump(mode="json"),
-        rule.sampling.model_dump(mode="json"), rule.cache_scope,
-    ])
+    listed = [*rollout.guards, *rollout.queries, *rollout.gains]
+    return _digest(
+        [
+            [one.model_dump(mode="json") for one in listed],
+            rollout.alpha,
+            [[step.tenants, step.tasks] for step in rollout.steps if step.tenants or step.tasks],
+            rule.contract.model_dump(mode="json"),
+            rule.features.model_dump(mode="json"),
+            rule.sampling.model_dump(mode="json"),
+            rule.cache_scope,
+        ]
+    )
 
 
 def _digest(parts: list[Any]) -> str:

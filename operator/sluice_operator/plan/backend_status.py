@@ -12,6 +12,7 @@ from datetime import datetime
 
 from ..api.backend import Identity, InferenceBackend, InferenceBackendStatus
 from . import backend as plan
+from .capacity import replicas_for
 from .conditions import Fact, Problem, merge, truth
 from .observed import PodView, StreamView
 
@@ -58,6 +59,8 @@ class Seen:
     acked: bool = False
     """Whether the gateway has acknowledged the backend's cluster."""
     now: str = ""
+    request_rate: float = 0.0
+    """Requests/s that it got in the last minute; 0: unknown."""
     """RFC 3339; only for what has lasted too long."""
     image: str = ""
     """Image in the Deployment; empty: there is none yet."""
@@ -262,8 +265,18 @@ def status(backend: InferenceBackend, seen: Seen, now: str) -> InferenceBackendS
         selector=plan.selector_text(backend),
         image=backend.status.image or seen.image,
         identity=identity,
+        capacity=backend.status.capacity,
+        advised_replicas=_advised(backend, seen, digest),
         conditions=merge(backend.status.conditions, facts, generation=backend.metadata.generation, now=now),
     )
+
+
+def _advised(backend: InferenceBackend, seen: Seen, digest: str) -> int:
+    """Replicas for today's traffic at the tested safe throughput; 0: not measured, or nothing to go by."""
+    capacity = backend.status.capacity
+    if capacity is None or capacity.identity != digest or seen.request_rate <= 0:
+        return 0
+    return replicas_for(seen.request_rate, float(capacity.safe_requests_per_second))
 
 
 def _particulars(backend: InferenceBackend, seen: Seen, digest: str) -> Sequence[Fact]:

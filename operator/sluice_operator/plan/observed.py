@@ -62,6 +62,8 @@ class StreamView:
     versions: frozenset[str] = frozenset()
     rejected: Mapping[str, str] = field(default_factory=dict)
     """Why the pod refused a configuration, by version."""
+    kv_percent: int = 0
+    """How full its KV cache was when it last told."""
 
 
 def _termination(state: Mapping[str, Any]) -> tuple[str, str, int]:

@@ -11,8 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..api.common import Condition
-from ..api.routepolicy import Phase, RoutePolicy, RoutePolicyStatus, RuleStatus
+from ..api.routepolicy import RoutePolicy, RoutePolicyStatus
+from ..api.rulestatus import Phase, RuleStatus
 from .conditions import Fact, Problem, merge, truth
+from .scope import BY_PERSON, exclusions
 
 
 @dataclass(frozen=True)
@@ -112,40 +114,68 @@ def _reconciling(seen: PolicySeen) -> Fact:
 
 
 def _rollouts(rules: Sequence[RuleStatus]) -> list[Fact]:
-    facts = []
-    back = [r for r in rules if r.phase is Phase.ROLLED_BACK]
-    if back:
-        facts.append(
-            Fact(
-                "RolledBack", "True", _last(back[0]).reason, f"rule {back[0].name}: {_last(back[0]).message}"
-            )
+    """What rollouts have come to, each condition by the first rule that it is true of."""
+    told = (_rolled_back, _partly_rolled_back, _not_in_git, _awaiting, _in_progress)
+    return [fact for one in told if (fact := next(filter(None, map(one, rules)), None)) is not None]
+
+
+def _rolled_back(one: RuleStatus) -> Fact | None:
+    if one.phase is not Phase.ROLLED_BACK:
+        return None
+    last = _last(one)
+    return Fact("RolledBack", "True", last.reason, f"rule {one.name}: {last.message}")
+
+
+def _partly_rolled_back(one: RuleStatus) -> Fact | None:
+    apart = [part for part in one.excluded if part.reason != BY_PERSON]
+    if not apart or one.phase in (Phase.ROLLED_BACK, Phase.ABORTED):
+        return None
+    return Fact(
+        "PartlyRolledBack",
+        "True",
+        apart[-1].reason,
+        f"rule {one.name}: {exclusions(apart)} stays on {one.stable.backend}: {apart[-1].message}",
+    )
+
+
+def _not_in_git(one: RuleStatus) -> Fact | None:
+    """The spec names the old target still; nobody but its owner may change that."""
+    if one.phase not in (Phase.WATCHING, Phase.PROMOTED):
+        return None
+    edit = f"set target.backend to {one.candidate.backend}"
+    if one.candidate.backend == one.stable.backend:
+        edit = "move what rollout.candidate changes into the rule"
+    edit += " and remove the rollout, which changes nothing in what is served"
+    if one.phase is Phase.WATCHING:
+        told = f"{one.candidate.backend} serves {one.weight} % and is watched until {one.watch_until}; then"
+        told += f" {edit} (doing it now ends the watch)"
+    else:
+        told = f"{one.candidate.backend} is promoted and serves; {edit}"
+    if one.excluded:
+        told += (
+            f". But {exclusions(one.excluded)} would then go to it too: first give that a rule of its own"
+            f" with target {one.stable.backend}"
         )
-    promoted = [r for r in rules if r.phase is Phase.PROMOTED]
-    if promoted:
-        facts.append(
-            Fact(
-                "PromotionNotInGit",
-                "True",
-                "SpecNamesOldTarget",
-                f"rule {promoted[0].name}: {promoted[0].candidate.backend} is promoted and serves; set "
-                "target.backend to it and "
-                "remove the rollout, which changes nothing in what is served",
-            )
-        )
-    running = [r for r in rules if r.phase in (Phase.SHADOWING, Phase.STEP)]
-    if running:
-        one = running[0]
-        held = f"held: {one.held}" if one.held else "advancing"
-        facts.append(
-            Fact(
-                "RolloutInProgress",
-                "True",
-                one.held or one.phase.value,
-                f"rule {one.name}: {one.candidate.backend or 'candidate'} at {one.weight} % (shadow "
-                f"{one.shadow_percent} %), {held}",
-            )
-        )
-    return facts
+    return Fact("PromotionNotInGit", "True", "SpecNamesOldTarget", f"rule {one.name}: {told}")
+
+
+def _awaiting(one: RuleStatus) -> Fact | None:
+    if one.held != "AwaitingApproval":
+        return None
+    return Fact("AwaitingApproval", "True", one.held, f"rule {one.name}: {one.held_message}")
+
+
+def _in_progress(one: RuleStatus) -> Fact | None:
+    if one.phase not in (Phase.EVALUATING, Phase.SHADOWING, Phase.STEP, Phase.WATCHING):
+        return None
+    # Its figures follow the traffic, and a condition is written whenever it changes.
+    why = "" if one.held == "CandidateTooSmall" else f" ({one.held_message})" if one.held_message else ""
+    held = f"held: {one.held}{why}" if one.held else "advancing"
+    who = f"{one.candidate.backend or 'candidate'} at {one.weight} % (shadow {one.shadow_percent} %)"
+    out = f"; excluded: {exclusions(one.excluded)}" if one.excluded else ""
+    return Fact(
+        "RolloutInProgress", "True", one.held or one.phase.value, f"rule {one.name}: {who}, {held}{out}"
+    )
 
 
 def _last(rule: RuleStatus) -> _Line:

@@ -9,34 +9,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import jsonschema
 import re2
 
-from ..api.backend import Fitness
 from ..api.routepolicy import Check, RoutePolicySpec, Rule, ServiceTarget
-from .arms import candidate_arm, stable_arm
 from .conditions import Problem
 from .fitness import complaint
+from .surroundings import Surroundings
+from .validate_rollout import rollout_problems
+
+__all__ = ["Surroundings", "pattern_error", "policy_problems", "service_problem"]
 
 _MAX_SCHEMA_BYTES = 64 * 1024
 _MAX_SCHEMA_DEPTH = 32
 _MAX_PATTERN_MEMORY = 1 << 20
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What a policy refers to, in its own namespace, and who else publishes models."""
-
-    backends: Mapping[str, Fitness] = field(default_factory=dict)
-    scopes: frozenset[str] = frozenset()
-    tenants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Tasks that each Tenant's callers may claim."""
-    models_taken: Mapping[str, str] = field(default_factory=dict)
-    """Model names that older policies publish, with the policy's namespace/name."""
 
 
 def service_problem(index: int, service: ServiceTarget, found: Mapping[str, Any] | None) -> Problem | None:
@@ -145,37 +133,7 @@ def _matches(spec: RoutePolicySpec, around: Surroundings) -> Iterator[Problem]:
 
 def _rollouts(spec: RoutePolicySpec, around: Surroundings) -> Iterator[Problem]:
     for i, rule in enumerate(spec.rules):
-        if rule.rollout is None:
-            continue
-        at = f"spec.rules[{i}].rollout"
-        weights = [s.weight for s in rule.rollout.steps]
-        for j, (earlier, later) in enumerate(pairwise(weights)):
-            if later <= earlier:
-                yield Problem(
-                    "InvalidSpec",
-                    f"weight {later} does not exceed that of the step before, {earlier}; weights ascend",
-                    f"{at}.steps[{j + 1}].weight",
-                )
-        if not 0 < float(rule.rollout.alpha) < 0.5:
-            yield Problem(
-                "InvalidSpec", f"{rule.rollout.alpha} must be above 0 and below 0.5", f"{at}.alpha"
-            )
-        if rule.target.backend is None:
-            yield Problem("InvalidSpec", "a rollout needs a target with a backend to compare with", at)
-        elif candidate_arm(rule) == stable_arm(rule):
-            yield Problem(
-                "InvalidSpec",
-                "differs from the target in nothing, so there is nothing to roll out",
-                f"{at}.candidate",
-            )
-        seen: set[tuple[object, ...]] = set()
-        for j, guard in enumerate(rule.rollout.guards):
-            key = (guard.metric, guard.percentile if guard.metric.value != "ErrorRate" else 0)
-            if key in seen:
-                yield Problem(
-                    "InvalidSpec", "the same metric and percentile are guarded twice", f"{at}.guards[{j}]"
-                )
-            seen.add(key)
+        yield from rollout_problems(i, rule, around)
 
 
 def _sampling(spec: RoutePolicySpec, around: Surroundings) -> Iterator[Problem]:

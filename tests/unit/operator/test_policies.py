@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from sluice_operator.api.routepolicy import Phase, RuleStatus, ServiceTarget
+from sluice_operator.api.routepolicy import ServiceTarget
+from sluice_operator.api.rulestatus import Phase, RuleStatus
 from sluice_operator.control.book import Book
 from sluice_operator.control.cache import Cache
 from sluice_operator.control.policies import Policies

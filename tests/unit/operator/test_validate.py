@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,13 +24,17 @@ AROUND = Surroundings(
     scopes=frozenset({"team"}),
     tenants={"x": ("qa",), "y": ("sql",)},
     models_taken={"taken": "ns/older"},
+    suites=frozenset({"six"}),
+    prometheus=True,
 )
 
 
-def found(*rules: dict[str, Any], model: str = "m") -> list[tuple[str, str]]:
+def found(
+    *rules: dict[str, Any], model: str = "m", around: Surroundings = AROUND
+) -> list[tuple[str, str]]:
     full = [{"name": f"r{i}", **rule} for i, rule in enumerate(rules)]
     spec = RoutePolicySpec.model_validate({"model": model, "rules": full})
-    return [(p.reason, p.field) for p in policy_problems(spec, AROUND)]
+    return [(p.reason, p.field) for p in policy_problems(spec, around)]
 
 
 def rollout(**more: Any) -> dict[str, Any]:
@@ -159,3 +164,78 @@ def test_patterns_are_re2() -> None:
     assert pattern_error(r"(?i)\bparis\b") == ""
     assert "look" in pattern_error("(?=a)") or pattern_error("(?=a)")
     assert pattern_error(r"(a)\1")
+
+
+GOOD: list[dict[str, Any]] = [
+    {"evaluation": {"suites": ["six"]}, "steps": [{"weight": 5, "evaluate": True}]},
+    {"steps": [{"weight": 100, "tenants": ["x"]}, {"weight": 100, "tasks": ["qa"]}, {"weight": 5}]},
+    {"exclude": [{"task": "qa"}, {"tenant": "y"}, {"task": "sql", "tenant": "y"}]},
+    {"queries": [{"name": "q", "query": "sum(x{arm='$arm'})", "max": "1", "maxIncreasePercent": 10}]},
+    {"approval": {"attempt": "a", "step": 1}},
+    {"guards": [{"metric": "TTFT"}, {"metric": "TTFT", "tasks": ["qa"]}]},
+    {"shadow": {}, "guards": [{"metric": "DisagreementRate"}]},
+    {"gains": [{"metric": "TTFT", "minDecreasePercent": 5}, {"metric": "Total", "minDecreasePercent": 5}]},
+]
+
+
+@pytest.mark.parametrize("more", GOOD)
+def test_rollouts_that_can_come_to_an_end(more: dict[str, Any]) -> None:
+    assert found(rollout(**more)) == []
+
+
+BAD: list[tuple[dict[str, Any], str, str]] = [
+    ({"evaluation": {"suites": ["six", "none"]}}, "SuiteNotFound", "evaluation.suites[1]"),
+    ({"steps": [{"weight": 5, "evaluate": True}]}, "InvalidSpec", "steps[0].evaluate"),
+    ({"steps": [{"weight": 5, "tenants": ["z"]}, {"weight": 9}]}, "TenantNotFound", "steps[0].tenants"),
+    ({"steps": [{"weight": 5, "tasks": ["nobody"]}, {"weight": 9}]}, "InvalidSpec", "steps[0].tasks"),
+    ({"steps": [{"weight": 5}, {"weight": 9, "tasks": ["qa"]}]}, "InvalidSpec", "steps[1]"),
+    ({"exclude": [{"tenant": "z"}]}, "TenantNotFound", "exclude[0].tenant"),
+    ({"exclude": [{"tenant": "x"}, {"task": "nobody"}]}, "InvalidSpec", "exclude[1].task"),
+    ({"guards": [{"metric": "TTFT"}, {"metric": "TTFT"}]}, "InvalidSpec", "guards[1]"),
+    ({"guards": [{"metric": "TTFT", "tasks": ["nobody"]}]}, "InvalidSpec", "guards[0].tasks"),
+    ({"guards": [{"metric": "DisagreementRate"}]}, "InvalidSpec", "guards[0].metric"),
+    (
+        {"gains": [{"metric": "TTFT", "minDecreasePercent": p} for p in (5, 9)]},
+        "InvalidSpec",
+        "gains[1]",
+    ),
+    (
+        {"gains": [{"metric": "TTFT", "minDecreasePercent": 5, "tasks": ["nobody"]}]},
+        "InvalidSpec",
+        "gains[0].tasks",
+    ),
+    (
+        {"steps": [{"weight": 5, "coverage": [{"name": "c", "tasks": ["nobody"]}]}]},
+        "InvalidSpec",
+        "steps[0].coverage[0].tasks",
+    ),
+    ({"queries": [{"name": "q", "query": "x{b='$bakend'}", "max": "1"}]}, "InvalidSpec", "queries[0].query"),
+    ({"approval": {"attempt": "a", "step": 2}}, "InvalidSpec", "approval.step"),
+]
+
+
+@pytest.mark.parametrize(("more", "reason", "field"), BAD)
+def test_rollouts_that_could_not(more: dict[str, Any], reason: str, field: str) -> None:
+    assert found(rollout(**more)) == [(reason, f"spec.rules[0].rollout.{field}")]
+
+
+def test_a_rule_that_never_meets_whom_its_rollout_names() -> None:
+    rule = rollout(
+        steps=[{"weight": 5, "tenants": ["y"]}, {"weight": 9, "tasks": ["sql"]}, {"weight": 10}]
+    )
+    rule["match"] = {"tenants": ["x"], "tasks": ["qa"]}
+    at = "spec.rules[0].rollout.steps"
+    assert found(rule) == [("InvalidSpec", f"{at}[0].tenants"), ("InvalidSpec", f"{at}[1].tasks")]
+
+
+def test_a_task_that_only_other_tenants_may_claim_never_comes() -> None:
+    rule = rollout(steps=[{"weight": 5, "tasks": ["sql"]}, {"weight": 9}])
+    assert found(rule) == []
+    rule["match"] = {"tenants": ["x"]}
+    assert found(rule) == [("InvalidSpec", "spec.rules[0].rollout.steps[0].tasks")]
+
+
+def test_a_query_needs_a_prometheus() -> None:
+    query = {"name": "q", "query": "x", "max": "1"}
+    told = found(rollout(queries=[query]), around=replace(AROUND, prometheus=False))
+    assert told == [("PrometheusNotFound", "spec.rules[0].rollout.queries[0]")]

@@ -7,27 +7,29 @@ in force.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest.mock import patch
 
-from sluice_operator.api.routepolicy import (
+from sluice_operator.api.common import Metadata
+from sluice_operator.api.guards import Evaluation, Guard, Metric
+from sluice_operator.api.releaserecord import ArmEvidence, ReleaseRecordSpec
+from sluice_operator.api.rollout import CandidateArm, Rollout, Shadow, Step, Watch
+from sluice_operator.api.routepolicy import Check, Contract, Rule, Target
+from sluice_operator.api.rulestatus import (
     ArmStatus,
-    CandidateArm,
-    Check,
-    Contract,
-    Guard,
-    Metric,
+    EvaluationStatus,
     Phase,
-    Rollout,
-    Rule,
     RuleStatus,
-    Shadow,
-    Step,
-    Target,
+    TaskRate,
 )
-from sluice_operator.gates import ArmName, GateState, Observation, align, fold
+from sluice_operator.gates import ArmName, GateState, Observation, Verdict, align, fold
+from sluice_operator.plan import situation
+from sluice_operator.plan.ledger import record
 from sluice_operator.plan.rollout import Arms, Decision, World, decide
+from sluice_operator.plan.scope import eligibility
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 POLICY = "shop/assistant"
@@ -40,8 +42,10 @@ def steps(*weights: int, seconds: int = 60, samples: int = 10) -> list[Step]:
 
 
 def rollout(**changes: Any) -> Rollout:
-    """Two steps, no shadow stage, the candidate is backend `new`."""
-    base: dict[str, Any] = {"candidate": CandidateArm(backend="new"), "steps": steps(10, 50)}
+    """Two steps, no shadow stage, no watch, the candidate is backend `new`."""
+    base: dict[str, Any] = {
+        "candidate": CandidateArm(backend="new"), "steps": steps(10, 50), "watch": Watch(seconds=0),
+    }
     return Rollout(**{**base, **changes})
 
 
@@ -53,6 +57,23 @@ def rule(change: Rollout | None, **changes: Any) -> Rule:
 
 SHADOW = Shadow(percent=100, min_seconds=60, min_samples=10)
 TTFT_ONLY = [Guard(metric=Metric.TTFT)]
+SUITES = Evaluation(suites=["qa"])
+WATCH = Watch(seconds=3600, holdback_percent=2)
+
+
+def rates(*found: tuple[str, int, int]) -> list[TaskRate]:
+    """Task, samples, passed."""
+    return [TaskRate(task=task, num_samples=num, num_passed=passed) for task, num, passed in found]
+
+
+def run(stage: str = "Start", ended: str = "2026-01-01T00:00:10Z", **changes: Any) -> EvaluationStatus:
+    """A run of `SUITES` in which everything passed; `ended` "": it goes on."""
+    good = {"candidate": rates(("qa", 10, 10)), "stable": rates(("qa", 10, 10))} if ended else {}
+    base = {
+        "stage": stage, "suites": ["qa@1"], "started": "2026-01-01T00:00:00Z",
+        "ended": ended, **good,
+    }
+    return EvaluationStatus(**{**base, **changes})
 
 
 class FakeWorld:
@@ -67,6 +88,13 @@ class FakeWorld:
         self.candidate_ready = True
         self.evidence_live = True
         self.unheard_s = 0.0
+        self.evaluation: EvaluationStatus | None = None
+        self.room: dict[str, Any] = {}
+        """Fields of `World` about capacity."""
+        self.verdict: Verdict | None = None
+        """What the gates say in the next decision, in place of what they have seen."""
+        self.patches: dict[str, Any] = {}
+        """Other functions of the gates, replaced for all decisions."""
         self.saved = RuleStatus(name="all").model_dump_json(by_alias=True)
         self.gate: GateState | None = None
         self.decision: Decision | None = None
@@ -92,13 +120,17 @@ class FakeWorld:
         return World(
             Arms(ArmStatus(backend=stable, identity=self.identities.get(stable, "")), candidate),
             self.stable_ready, self.candidate_ready, self.evidence_live, self.unheard_s,
+            evaluation=self.evaluation, **self.room,
         )
 
     def tick(self, seconds: float = 0.0) -> Decision:
         """One turn of the loop, `seconds` later."""
         self.now += timedelta(seconds=seconds)
         gate = align(self.gate, self.rule, self.status, self.now)
-        self.decision = decide(POLICY, self.rule, self.status, gate, self.observed(), self.now)
+        said, self.verdict = self.verdict, None
+        replaced = {**self.patches, **({} if said is None else {"verdict": lambda *_: said})}
+        with patch.multiple(situation, **replaced) if replaced else nullcontext():
+            self.decision = decide(POLICY, self.rule, self.status, gate, self.observed(), self.now)
         self.saved = self.decision.status.model_dump_json(by_alias=True)
         self.gate = align(gate, self.rule, self.status, self.now)
         return self.decision
@@ -116,10 +148,18 @@ class FakeWorld:
         """The operator dies: memory is lost, the status is not."""
         self.gate = None
 
-    def lose_status(self) -> None:
-        """The cluster is rebuilt from Git."""
+    def lose_status(self, rebuilt: RuleStatus | None = None) -> None:
+        """The cluster is rebuilt from Git, and perhaps from the ledger."""
         self.gate = None
-        self.saved = RuleStatus(name="all").model_dump_json(by_alias=True)
+        self.saved = (rebuilt or RuleStatus(name="all")).model_dump_json(by_alias=True)
+
+    def recorded(self, previous: ReleaseRecordSpec | None = None) -> ReleaseRecordSpec:
+        """The attempt as the ledger keeps it."""
+        policy = Metadata(name="assistant", namespace="shop", uid="uid")
+        return record(
+            "shop", policy, "m", self.rule, self.status, backends={}, stable=ArmEvidence(),
+            candidate=ArmEvidence(), previous=previous, now=self.now,
+        )
 
     def edit(self, **changes: Any) -> None:
         """A human edits the rollout."""
@@ -130,17 +170,51 @@ class FakeWorld:
         """A human edits the rule."""
         self.rule = self.rule.model_copy(update=changes)
 
-    def serve(self, num: int, seconds: float = 30.0, **candidate: Any) -> FakeWorld:
-        """`num` requests of each arm that has traffic, spread over `seconds`; keywords change the
-        candidate's."""
-        step = seconds / num
+    def serve(
+        self, num: int, seconds: float = 30.0, tenant: str = "t", task: str = "", **candidate: Any
+    ) -> FakeWorld:
+        """`num` requests for the candidate, spread over `seconds`, and as many for stable as the weight
+        leaves it; keywords change the candidate's. Who may not get the candidate is served by stable, and
+        counts for nothing."""
         status = self.status
+        whose = {"tenant": tenant, "task": task}
+        if not eligibility(self.rule, status).allows(task, tenant):
+            return self._take(num, seconds, 0.0, 1.0, {**whose, "attempt": ""}, {})
+        if status.shadow_percent > 0:
+            each = 100 / status.shadow_percent
+            return self._take(num, seconds, 1.0, each, whose, {**candidate, "mirror": True})
+        if status.weight > 0:
+            return self._take(num, seconds, 1.0, (100 - status.weight) / status.weight, whose, candidate)
+        return self._take(num, seconds, 0.0, 1.0, whose, {})
+
+    def _take(
+        self, num: int, seconds: float, candidates: float, stables: float, whose: dict[str, Any],
+        change: dict[str, Any],
+    ) -> FakeWorld:
+        """`num` times so many requests of each arm, in one batch."""
+        seen: list[Observation] = []
+        due = 0.0
         for _ in range(num):
-            self.now += timedelta(seconds=step)
-            self._fold(self._request(ArmName.STABLE))
-            if status.weight > 0 or status.shadow_percent > 0:
-                mirror = status.shadow_percent > 0
-                self._fold(replace(self._request(ArmName.CANDIDATE), mirror=mirror, **candidate))
+            self.now += timedelta(seconds=seconds / num)
+            due += stables
+            while due >= 1.0:
+                due -= 1.0
+                seen.append(replace(self._request(ArmName.STABLE), **whose))
+            if candidates:
+                seen.append(replace(self._request(ArmName.CANDIDATE), **{**whose, **change}))
+        self.gate = fold(self.gate or align(None, self.rule, self.status, self.now), seen)
+        return self
+
+    def late(self, num: int, attempt: str) -> None:
+        """Failures and violations of a candidate of another attempt, told only now."""
+        bad: dict[str, Any] = {"failed": True, "hard_violations": ("json",)}
+        seen = replace(self._request(ArmName.CANDIDATE), attempt=attempt, **bad)
+        gate = self.gate or align(None, self.rule, self.status, self.now)
+        self.gate = fold(gate, [replace(seen, request_id=f"late{i}") for i in range(num)])
+
+    def says(self, reason: str, task: str = "", tenant: str = "", slice_only: bool = True) -> FakeWorld:
+        """A verdict for the next decision."""
+        self.verdict = Verdict(reason, "the evidence", (task, tenant) if slice_only else None)
         return self
 
     def complete_stage(self) -> FakeWorld:
@@ -173,6 +247,3 @@ class FakeWorld:
             attempt=self.status.attempt, unit=f"u{self._num_requests}", tenant="t",
             ttft_s=0.1, tpot_s=0.01, total_s=0.2,
         )
-
-    def _fold(self, seen: Observation) -> None:
-        self.gate = fold(self.gate or align(None, self.rule, self.status, self.now), [seen])

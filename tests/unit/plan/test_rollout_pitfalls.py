@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from sluice_operator.api.routepolicy import CandidateArm, Guard, Phase, Step, Target
-from unit.plan.rollout_world import SHADOW, TTFT_ONLY, FakeWorld, rollout, steps
+from sluice_operator.api.guards import Guard
+from sluice_operator.api.rollout import Approval, CandidateArm, Consent, Step
+from sluice_operator.api.routepolicy import Target
+from sluice_operator.api.rulestatus import Phase
+from sluice_operator.plan.ledger import rebuild
+from sluice_operator.plan.scope import eligibility
+from unit.plan.rollout_world import SHADOW, SUITES, TTFT_ONLY, WATCH, FakeWorld, rollout, run, steps
 
 
 def test_argo_rollouts_1292_abort_with_nothing_running_is_a_no_op() -> None:
@@ -54,12 +59,23 @@ def test_argo_rollouts_1690_an_edit_during_a_pause_starts_over_with_fresh_eviden
     assert world.weight == 0, "paused before it began"
 
 
+def test_argo_rollouts_1690_an_approval_is_not_carried_over_to_the_next_candidate() -> None:
+    manual = [one.model_copy(update={"consent": Consent.MANUAL}) for one in steps(10)]
+    world = FakeWorld(rollout(steps=manual)).settle()
+    world.edit(approval=Approval(attempt=world.status.attempt, step=0))
+    assert world.settle().weight == 10
+    world.edit(candidate=CandidateArm(backend="newer"))
+    world.settle()
+    assert (world.weight, world.status.held) == (0, "AwaitingApproval")
+
+
 def test_flagger_30_late_evidence_of_the_earlier_candidate_does_not_judge_the_next() -> None:
     world = FakeWorld().settle()
     earlier = world.status.attempt
     world.edit(candidate=CandidateArm(backend="newer"))
     world.settle()
-    world.serve(30, attempt=earlier, failed=True, hard_violations=("json",))
+    world.serve(30)
+    world.late(30, earlier)
     world.tick()
     assert world.status.phase is Phase.STEP
 
@@ -76,14 +92,31 @@ def test_kserve_1968_the_baseline_is_the_last_promoted_version() -> None:
     assert (world.status.stable.backend, world.status.candidate.backend) == ("new", "newer")
 
 
-@pytest.mark.parametrize("stage", ["paused", "held", "promoted"])
+STAGES = ["paused", "held", "evaluating", "approval", "watching", "promoted"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
 def test_argo_rollouts_3756_a_human_abort_always_wins(stage: str) -> None:
-    world = FakeWorld().settle()
+    change = {
+        "evaluating": {"evaluation": SUITES}, "watching": {"watch": WATCH},
+        "approval": {"promotion": Consent.MANUAL},
+    }.get(stage, {})
+    world = FakeWorld(rollout(**change)).settle()
+    if stage in ("approval", "watching"):
+        world.complete_stage().complete_stage()
     if stage == "promoted":
         world.promote()
+    assert world.status.held == ("AwaitingApproval" if stage == "approval" else world.status.held)
     world.edit(paused=stage == "paused", abort=True)
     world.evidence_live = stage != "held"
     assert (world.tick().status.phase, world.weight) == (Phase.ABORTED, 0)
+
+
+def test_argo_rollouts_4461_so_does_removing_the_rollout_after_promotion_began() -> None:
+    world = FakeWorld(rollout(watch=WATCH)).settle().complete_stage().complete_stage()
+    assert world.weight == 98
+    world.edit_rule(rollout=None)
+    assert (world.tick().status.phase, world.weight) == (Phase.STABLE, 0)
 
 
 def test_argo_rollouts_2048_the_next_version_starts_clean_after_an_abort() -> None:
@@ -193,6 +226,31 @@ def test_flagger_1577_a_rebuilt_cluster_does_not_promote_what_was_unproven() -> 
     assert world.status.num_samples == 0
 
 
+@pytest.mark.parametrize("stage", ["step", "watching", "promoted", "rolled back"])
+def test_flagger_1577_what_was_promoted_or_refused_can_be_told_from_the_ledger(stage: str) -> None:
+    world = FakeWorld(rollout(watch=WATCH)).settle()
+    if stage == "rolled back":
+        world.roll_back()
+    else:
+        for _ in range({"step": 1, "watching": 2, "promoted": 2}[stage]):
+            world.complete_stage()
+    if stage == "promoted":
+        world.serve(80, seconds=3601.0)
+        world.settle()
+    before, kept = world.status, world.recorded()
+    world.lose_status(rebuild([kept], "uid", "all"))
+    decision = world.tick()
+    world.settle()
+    after = world.status
+    assert (after.phase, after.step, after.attempt) == (before.phase, before.step, before.attempt)
+    if stage == "promoted":
+        assert (decision.status.weight, after.weight) == (100, 100)
+    elif stage == "rolled back":
+        assert (after.weight, after.rejected) == (0, before.rejected)
+    else:
+        assert (after.num_samples, after.weight) == (0, before.weight), "evidence since is unknown"
+
+
 def test_flagger_1407_deciding_never_writes_spec() -> None:
     world = FakeWorld()
     before = world.rule.model_copy(deep=True)
@@ -208,9 +266,51 @@ def test_argo_rollouts_3283_a_late_tick_judges_all_that_came_meanwhile() -> None
     assert world.tick().status.phase is Phase.ROLLED_BACK
 
 
-def test_kserve_rolled_back_means_zero() -> None:
-    world = FakeWorld(rollout(steps=steps(90))).roll_back()
+@pytest.mark.parametrize("watched", [False, True])
+def test_kserve_rolled_back_means_zero(watched: bool) -> None:
+    world = FakeWorld(rollout(steps=steps(90), watch=WATCH)).settle()
+    if watched:
+        world.complete_stage()
+    world.roll_back()
     assert (world.weight, world.status.shadow_percent) == (0, 0)
+
+
+def test_flagger_1035_no_traffic_in_the_watch_holds_too() -> None:
+    world = FakeWorld(rollout(watch=WATCH)).settle().complete_stage().complete_stage()
+    for _ in range(3):
+        world.tick(3600)
+    world.settle()
+    assert (world.status.phase, world.status.held) == (Phase.WATCHING, "NoEvidence")
+
+
+@pytest.mark.parametrize("how", ["error", "no answers", "no suite"])
+def test_argo_rollouts_4479_a_run_of_the_suites_without_answers_is_no_success(how: str) -> None:
+    world = FakeWorld(rollout(evaluation=SUITES)).settle()
+    world.evaluation = {
+        "error": run(error="connection refused"), "no answers": run(candidate=[]),
+        "no suite": run(suites=[]),
+    }[how]
+    world.settle()
+    assert (world.status.phase, world.weight) == (Phase.EVALUATING, 0)
+
+
+def test_argo_rollouts_3078_scaling_does_not_bring_back_a_slice() -> None:
+    world = FakeWorld().settle()
+    world.says("GuardFired", "sql").tick()
+    for ready in (False, True, False, True):
+        world.candidate_ready = ready
+        world.tick(60)
+        assert not eligibility(world.rule, world.status).allows("sql", "t")
+
+
+def test_argo_rollouts_2463_nothing_is_decided_anew_by_applying_the_same_again() -> None:
+    """A GitOps tool applies the policy every few minutes."""
+    world = FakeWorld(rollout(watch=WATCH)).settle().complete_stage().complete_stage()
+    before = world.settle().saved
+    for _ in range(5):
+        world.rule = world.rule.model_copy(deep=True)
+        assert not world.tick().material
+    assert world.saved == before
 
 
 def test_the_evidence_of_a_rollback_stays_as_it_was() -> None:
