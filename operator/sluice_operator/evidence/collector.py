@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 class Collector:
     """Keeps the streams. ``observed`` gets evidence as it arrives, ``changed`` the backend of a pod that
-    told news."""
+    told news. ``price``: what the pod costs in an hour, where its backend names it."""
 
     def __init__(
         self,
@@ -31,9 +31,10 @@ class Collector:
         observed: Callable[[list[Observed]], None],
         changed: Callable[[PodView], None],
         gap: Callable[[PodView, int], None],
+        price: Callable[[PodView], float | None],
     ) -> None:
         self._token = token
-        self._observed, self._changed, self._gap = observed, changed, gap
+        self._observed, self._changed, self._gap, self._price = observed, changed, gap, price
         self._session: aiohttp.ClientSession | None = None
         self._streams: dict[tuple[str, str], tuple[PodStream, asyncio.Task[None]]] = {}
 
@@ -96,7 +97,7 @@ class Collector:
     def _line(self, pod: PodView, line: Mapping[str, Any]) -> None:
         now = time.time()
         if line["type"] == "record":
-            found = [from_record(line, now)]
+            found = [from_record(line, now, self._price(pod))]
         elif line["type"] == "heartbeat":
             found = [from_running(entry, now) for entry in line["running"]]
         else:

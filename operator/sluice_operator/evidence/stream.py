@@ -44,6 +44,7 @@ class PodStream:
         self._identity = ""
         self._versions: frozenset[str] = frozenset()
         self._rejected: dict[str, str] = {}
+        self._kv_percent = 0
         self._boot, self._seq = "", 0
         self._past = 0
         """Records up to here were made before this operator listened: counted by its predecessor, as the
@@ -58,7 +59,9 @@ class PodStream:
             self._restarts = self.pod.restarts
         elif self.pod.restarts != self._restarts:
             return StreamView()
-        return StreamView(self._connected, self._identity, self._versions, dict(self._rejected))
+        return StreamView(
+            self._connected, self._identity, self._versions, dict(self._rejected), self._kv_percent
+        )
 
     def configure(self, configs: Mapping[str, Mapping[str, Any]]) -> None:
         """What the pod shall hold from now on, by version."""
@@ -124,6 +127,8 @@ class PodStream:
             self._hello(line)
         elif kind == "heartbeat":
             self._hold(frozenset(line["versions"]))
+            load = line["load"]
+            self._kv_percent = 100 * load["kv_used"] // max(1, load["kv_total"])
         elif kind == "record":
             self._seq = line["seq"]
             if self._seq <= self._past and all(v["ok"] or not v["hard"] for v in line["verdicts"]):

@@ -18,6 +18,7 @@ from envoy.data.accesslog.v3 import accesslog_pb2
 from envoy.service.accesslog.v3 import als_pb2, als_pb2_grpc
 
 from .clusters import backend_of
+from .mirrors import PAIR
 from .state import AccessRecord
 
 FLAGS = {
@@ -65,6 +66,9 @@ def to_record(kind: str, entry: Any) -> AccessRecord:
     status = int(response.response_code.value)
     arm = headers.get("x-sluice-arm", "")
     tags = common.custom_tags
+    outcome = _outcome(kind, common, status, flags)
+    first_byte = _seconds(common, "time_to_first_upstream_rx_byte")
+    mirror = headers.get("x-sluice-mirror", "")
     return AccessRecord(
         kind=kind,
         request_id=request.request_id,
@@ -75,15 +79,18 @@ def to_record(kind: str, entry: Any) -> AccessRecord:
         tenant=headers.get("x-sluice-tenant", ""),
         task=headers.get("x-sluice-task", ""),
         unit=unit(policy, headers.get("x-sluice-conversation", ""), request.request_id),
-        mirror=headers.get("x-sluice-mirror", "") == "1",
+        mirror=bool(mirror),
+        pair=mirror == PAIR,
         cluster=tags.get("cluster") or tags.get(arm) or backend_of(common.upstream_cluster),
         status=status,
-        outcome=_outcome(kind, common, status, flags),
+        outcome=outcome,
         flags=",".join(flags),
         start=common.start_time.ToNanoseconds() / 1e9,
-        first_byte_s=_seconds(common, "time_to_first_upstream_rx_byte"),
+        first_byte_s=first_byte,
         total_s=_seconds(common, "duration"),
         final=common.access_log_type != accesslog_pb2.UpstreamPoolReady,
+        retried=headers.get("x-envoy-attempt-count", "1") != "1",
+        interrupted=outcome == "error" and first_byte is not None and 200 <= status < 400,
     )
 
 

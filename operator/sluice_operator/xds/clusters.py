@@ -15,8 +15,10 @@ from envoy.extensions.clusters.aggregate.v3 import cluster_pb2 as aggregate_pb2
 from envoy.extensions.upstreams.http.v3 import http_protocol_options_pb2
 
 from .messages import Message, Resources, duration, extension, pack, struct
+from .scopes import parts
 from .state import Cluster, GatewayState, Rule
 
+FEEDBACK = "sluice-feedback"
 ALIAS = "@candidate"
 CHAIN = "|"
 METADATA = "sluice"
@@ -47,8 +49,8 @@ def build_clusters(state: GatewayState) -> dict[str, Message]:
     known = {cluster.name: cluster for cluster in state.clusters}
     found = {name: _cluster(name, cluster) for name, cluster in known.items()}
     for policy in state.policies:
-        for rule in policy.rules:
-            for name in filter(None, arm_clusters(rule)):
+        for part in (part for rule in policy.rules for part in parts(rule)):
+            for name in filter(None, arm_clusters(part)):
                 first, *rest = name.split(CHAIN)
                 base = known.get(first.removesuffix(ALIAS))
                 if base is None:
@@ -56,6 +58,8 @@ def build_clusters(state: GatewayState) -> dict[str, Message]:
                 found.setdefault(first, _cluster(first, base))
                 if rest:
                     found.setdefault(name, _aggregate(name, [first, *(r for r in rest if r in known)]))
+    if state.feedback is not None:
+        found[FEEDBACK] = _cluster(FEEDBACK, Cluster(FEEDBACK, dns=state.feedback))
     return found
 
 

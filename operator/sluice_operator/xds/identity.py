@@ -24,7 +24,8 @@ from envoy.extensions.matching.input_matchers.metadata.v3 import metadata_pb2
 from envoy.type.matcher.v3 import http_inputs_pb2
 
 from .messages import PREFIX, Message, Resources, extension
-from .routes import API_KEY_FILTER, IDENTITY, OVERWRITE, identity
+from .parts import IDENTITY, OVERWRITE
+from .permissions import API_KEY_FILTER, identity
 from .state import GatewayState, Jwt, Tenant
 
 JWT_SHAPE = r"(?i:bearer) +ey[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*"

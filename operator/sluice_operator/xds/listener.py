@@ -25,7 +25,9 @@ from envoy.extensions.http.early_header_mutation.header_mutation.v3 import heade
 from ..api.common import DataClass, Risk
 from .identity import discovered
 from .messages import Message, duration, error_body, extension
-from .routes import CLAIMS, IDENTITY, INVALID, METADATA, OVERWRITE, RBAC_FILTER, ROUTES
+from .parts import IDENTITY, INVALID, METADATA, OVERWRITE
+from .permissions import RBAC_FILTER
+from .routes import ROUTES
 from .state import GatewayState
 
 LISTENER = "sluice"
@@ -39,7 +41,9 @@ LOGGED_HEADERS = (
     "x-sluice-task",
     "x-sluice-mirror",
     "x-sluice-conversation",
+    "x-envoy-attempt-count",
 )
+CLAIMS = ("sluice-task", "sluice-data-class", "sluice-risk")
 CONVERSATION = "sluice-conversation"
 ADD_IF_ABSENT = 1
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,12 +23,14 @@ from .als import AccessLog, Losses
 from .bootstrap import TlsFiles
 from .build import Resource, Snapshot, build
 from .messages import ECDS, LDS, RDS, RTDS, TYPES
-from .routes import policy_without_weights
+from .rule_routes import policy_without_weights
 from .runtime import LAYER, build_runtime
 from .session import Sent, Session
 from .state import AccessRecord, Endpoint, GatewayState
 
 log = logging.getLogger(__name__)
+PATIENCE_S = 2.0
+"""How long routes that are being replaced may let through what their candidate shall no longer have."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,8 @@ class AdsServer(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: ignor
         self._admission = Admission()
         self._target: Snapshot | None = None
         self._shape: GatewayState | None = None
+        self._moving_since: float | None = None
+        """Since when routes are on their way that no gateway has taken yet."""
         self._sessions: set[Session] = set()
         self._acked: dict[str, frozenset[Endpoint]] | None = None
         self._news = asyncio.Condition()
@@ -211,6 +216,7 @@ class AdsServer(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: ignor
             or not all(session.has(kind) for kind in (ECDS, LDS, RDS))
         ):
             return
+        self._moving_since = None
         if target.state != self._admission.accepted:
             self._admission.accept(target.state)
             self._retarget()
@@ -229,12 +235,12 @@ class AdsServer(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: ignor
         admitted = self._admission.admitted()
         shape = replace(admitted, policies=tuple(map(policy_without_weights, admitted.policies)))
         address, port = self._gateway_address
-        layer = self._layer(admitted)
         if self._target is not None and shape == self._shape:
-            target = Snapshot(admitted, {**self._target.resources, RTDS: layer})
+            target = Snapshot(admitted, {**self._target.resources, RTDS: self._layer(admitted)})
         else:
+            self._moving_since = self._moving_since or time.monotonic()
             built = build(admitted, address=address, port=port)
-            target = Snapshot(admitted, {**built.resources, RTDS: layer})
+            target = Snapshot(admitted, {**built.resources, RTDS: self._layer(admitted)})
         self._target, self._shape = target, shape
         for session in self._sessions:
             session.target = target
@@ -243,13 +249,16 @@ class AdsServer(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: ignor
 
     def _layer(self, admitted: GatewayState) -> dict[str, Resource]:
         """Weights for the routes on their way and for those still in force."""
-        message = build_runtime(self._admission.desired, self._admission.accepted)
+        leaving = self._moving_since is not None and time.monotonic() - self._moving_since < PATIENCE_S
+        message = build_runtime(self._admission.desired, self._admission.accepted, leaving)
         message.layer.update(build_runtime(self._admission.desired, admitted).layer)
         return {LAYER: Resource(message)}
 
     async def _heartbeats(self) -> None:
         while True:
             await asyncio.sleep(self._ttl / 3)
+            if self._target is not None and self._target.state != self._admission.accepted:
+                self._retarget()
             for session in self._sessions:
                 session.heartbeat()
 

@@ -43,6 +43,46 @@ class Arm:
 
 
 @dataclass(frozen=True)
+class Scope:
+    """Requests that a candidate may get: the default is all."""
+
+    tasks: tuple[str, ...] = ()
+    """Only these tasks; empty: any, and requests that claim none."""
+    tenants: tuple[str, ...] = ()
+    """Only these tenants; empty: any."""
+    excluded: tuple[tuple[str, str], ...] = ()
+    """Never these: task and tenant, empty for any; not both empty."""
+
+    def within(self, other: Scope) -> bool:
+        """Whether nothing is let through here that ``other`` holds back. May say no where it can't tell."""
+        return (
+            all(self.excludes(*pair) for pair in other.excluded)
+            and _within(self.tasks, other.tasks)
+            and _within(self.tenants, other.tenants)
+        )
+
+    def excludes(self, task: str, tenant: str) -> bool:
+        """Whether an exclusion holds for all of them; empty is any."""
+        return any(a in ("", task) and b in ("", tenant) for a, b in self.excluded)
+
+
+def _within(names: tuple[str, ...], others: tuple[str, ...]) -> bool:
+    return not others or (bool(names) and set(names) <= set(others))
+
+
+@dataclass(frozen=True)
+class Review:
+    """Live traffic mirrored to two arms that are compared once more; nobody sees what they answer."""
+
+    attempt: str
+    """What the mirrored copies carry as their attempt."""
+    stable: Arm
+    candidate: Arm
+    percent: int
+    """Percent of the rule's requests."""
+
+
+@dataclass(frozen=True)
 class Rule:
     """One rule, in the terms of the gateway. ``stable`` or ``refusal`` is set."""
 
@@ -54,8 +94,21 @@ class Rule:
     attempt: str = ""
     weight: int = 0
     """Percent of requests for the candidate."""
+    alone: int = 0
+    """Percent of requests for the candidate at a gateway that hears nothing of its operator. 0 but while a
+    candidate is watched, which has passed every step: the old arm may be too small for all by then."""
     shadow_percent: int = 0
     """Percent of requests mirrored to the candidate."""
+    pair_percent: int = 0
+    """Percent of requests that are also answered greedily to be compared: by the candidate once and by
+    stable twice."""
+    scope: Scope = Scope()
+    """Which of the rule's requests the candidate may get, mirrors included; all others carry no attempt."""
+    aside: Arm | None = None
+    """Who answers those others; None: stable. (A promoted candidate *is* stable; what was rolled back alone
+    stays with the arm before it.)"""
+    review: Review | None = None
+    """A comparison of two arms of the past on today's traffic."""
     fallbacks: tuple[str, ...] = ()
     """Clusters tried in order when the arm fails before the first byte."""
     tasks: tuple[str, ...] = ()
@@ -112,6 +165,8 @@ class GatewayState:
     credential: str = field(default="", repr=False)
     """Secret that pods ask for, sent in ``x-sluice-credential``."""
     max_body_bytes: int = 4 * 1024 * 1024
+    feedback: tuple[str, int] | None = None
+    """Host and port of who takes feedback, resolved by the gateway; None: there is no such path."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +184,7 @@ class AccessRecord:
     task: str
     unit: str
     mirror: bool
+    """A copy, pairs included."""
     cluster: str
     status: int
     """HTTP status; 0 where none arrived."""
@@ -142,3 +198,9 @@ class AccessRecord:
     total_s: float | None
     final: bool = True
     """False for the record that Envoy writes when an attempt starts."""
+    pair: bool = False
+    """A copy that is answered greedily to be compared."""
+    retried: bool = False
+    """Not the first try (of a request: it needed more than one)."""
+    interrupted: bool = False
+    """It failed after its first byte: half an answer was sent on."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from .identity import JWT_SHAPE
-from .state import Cluster, GatewayState, Policy, Tenant
+from .state import Arm, Cluster, GatewayState, Policy, Rule, Tenant
 
 Problem = tuple[str, str, str]
 """Kind of object, its name, what is wrong."""
@@ -99,17 +99,28 @@ def _policy_problem(policy: Policy) -> str:
     for rule in policy.rules:
         if (rule.stable is None) == (rule.refusal is None):
             return f"rule {rule.name}: exactly one of an arm and a refusal must be given"
-        if not 0 <= rule.weight <= 100 or not 0 <= rule.shadow_percent <= 100:
+        if not all(0 <= percent <= 100 for percent in _percents(rule)):
             return f"rule {rule.name}: weight and shadow are percentages"
+        if ("", "") in rule.scope.excluded:
+            return f"rule {rule.name}: an exclusion names neither task nor tenant"
         if rule.refusal and not 200 <= rule.refusal[0] < 600:
             return f"rule {rule.name}: {rule.refusal[0]} is not an HTTP status"
-        for text in (*_texts((rule.stable, rule.candidate)), rule.attempt, rule.name):
+        arms = (rule.stable, rule.candidate, rule.aside)
+        review = (rule.review.stable, rule.review.candidate) if rule.review else ()
+        attempts = (rule.attempt, rule.review.attempt if rule.review else "")
+        for text in (*_texts((*arms, *review)), *attempts, rule.name):
             if text and not _NAME.fullmatch(text):
                 return f"rule {rule.name}: {text[:40]!r} can't be sent in a header"
     return ""
 
 
-def _texts(arms: Iterable[object]) -> Iterator[str]:
+def _percents(rule: Rule) -> Iterator[int]:
+    yield from (rule.weight, rule.shadow_percent, rule.pair_percent)
+    if rule.review is not None:
+        yield rule.review.percent
+
+
+def _texts(arms: Iterable[Arm | None]) -> Iterator[str]:
     for arm in arms:
         if arm is not None:
-            yield from (getattr(arm, "cluster", ""), getattr(arm, "config", ""))
+            yield from (arm.cluster, arm.config)

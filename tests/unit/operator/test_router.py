@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from sluice_operator.api import RoutePolicySpec, RuleStatus
+from sluice_operator.api.common import DataClass
 from sluice_operator.control.cache import Cache
 from sluice_operator.control.router import Router
 from sluice_operator.plan.observed import PodView, StreamView
-from sluice_operator.plan.routes import Accepted
+from sluice_operator.plan.routes import Accepted, Review
 from sluice_operator.xds.state import GatewayState
 
 DIGEST = "sha256:" + "1" * 64
@@ -39,7 +40,11 @@ class Pods:
 class Gateways:
     """The xDS server's place."""
 
-    async def push(self, state: GatewayState) -> None: ...
+    def __init__(self) -> None:
+        self.pushed: list[GatewayState] = []
+
+    async def push(self, state: GatewayState) -> None:
+        self.pushed.append(state)
 
     async def wait_in_force(self, _: float) -> Any:
         return type("InForce", (), {"ok": True})
@@ -49,14 +54,15 @@ class World:
     """A router over backends `a`, `b` and `c` with a pod each."""
 
     def __init__(self) -> None:
-        self.cache, self.pods = Cache(), Pods()
+        self.cache, self.pods, self.gateways = Cache(), Pods(), Gateways()
+        self.reviews: dict[tuple[str, str], Review] = {}
         self.policies: list[Accepted] = []
         for name in "abc":
             self.cache.put(
                 "InferenceBackend",
                 {
                     "metadata": {"name": name, "namespace": "ns", "resourceVersion": "1"},
-                    "spec": {"model": {"hostPath": {"path": "/m"}}},
+                    "spec": {"model": {"hostPath": {"path": "/m"}}, "fitness": {"dataClasses": [*DataClass]}},
                     "status": {"identity": {"digest": DIGEST, "recordedAt": "1"}},
                 },
             )
@@ -65,11 +71,13 @@ class World:
         self.router = Router(
             self.cache,
             self.pods,  # type: ignore[arg-type]
-            Gateways(),  # type: ignore[arg-type]
+            self.gateways,  # type: ignore[arg-type]
             accepted=lambda: self.policies,
             tenants=lambda: (),
             credential=lambda: "secret",
             in_force=lambda: None,
+            feedback=("operator", 8082),
+            reviews=lambda: self.reviews,
         )
         self.router.open = True
 
@@ -85,6 +93,8 @@ class World:
         for _ in range(3):
             await self.router.flush()
             self.pods.hold()
+        if self.router._watch is not None:
+            await self.router._watch
 
     def routed(self, arm: tuple[str, str, str] = STABLE) -> str:
         assert self.router.plan is not None
@@ -147,3 +157,43 @@ async def test_a_candidate_that_is_rolled_back_is_forgotten_with_its_route(world
     world.accept(rollout=rollout, status={"phase": "RolledBack"})
     await world.router.flush()
     assert world.pods.told == {"a1": {stable}, "b1": set(), "c1": set()}
+
+
+async def test_a_promotion_with_exclusions_keeps_weights_and_what_is_excluded_while_it_moves(
+    world: World,
+) -> None:
+    rollout = {"candidate": {"backend": "b"}, "steps": [{"weight": 10}], "exclude": [{"task": "sql"}]}
+    world.accept(rollout=rollout, status={"phase": "Watching", "weight": 98, "attempt": "x"})
+    await world.settle()
+    before = len(world.gateways.pushed)
+    world.accept(rollout=rollout, status={"phase": "Promoted", "weight": 100, "attempt": "x"})
+    await world.settle()
+    told = [state.policies[0].rules[0] for state in world.gateways.pushed[before:]]
+    bridge, final = told[0], told[-1]
+    assert bridge.candidate is not None
+    assert (bridge.candidate.cluster, bridge.weight, final.candidate) == ("ns/b", 98, None)
+    for rule in (bridge, final):
+        assert rule.stable is not None
+        assert rule.aside is not None
+        assert (rule.stable.cluster, rule.aside.cluster) == ("ns/b", "ns/a")
+        assert rule.scope.excluded == (("sql", ""),)
+    assert world.pods.told["a1"] == {world.routed(("ns/chat", "all", "aside"))}
+
+
+async def test_a_review_is_configured_before_it_is_routed(world: World) -> None:
+    world.accept()
+    await world.settle()
+    world.reviews = {("ns/chat", "all"): Review("review-1", "b", "c", 10)}
+    await world.router.flush()
+    version = world.routed()
+    assert world.pods.told == {"a1": {version}, "b1": {version}, "c1": {version}}
+    assert world.gateways.pushed[-1].policies[0].rules[0].review is None
+    await world.settle()
+    review = world.gateways.pushed[-1].policies[0].rules[0].review
+    assert review is not None
+    assert (review.stable.cluster, review.candidate.cluster, review.percent) == ("ns/b", "ns/c", 10)
+    world.reviews = {}
+    await world.settle()
+    assert world.gateways.pushed[-1].policies[0].rules[0].review is None
+    assert world.pods.told == {"a1": {version}, "b1": set(), "c1": set()}
+    assert world.gateways.pushed[-1].feedback == ("operator", 8082)

@@ -11,7 +11,17 @@ from sluice_operator.xds.admission import Admission
 from sluice_operator.xds.als import unit
 from sluice_operator.xds.build import build
 from sluice_operator.xds.messages import CDS, RDS, RTDS, TYPES
-from sluice_operator.xds.state import Arm, Cluster, Endpoint, GatewayState, Policy, Rule, Tenant
+from sluice_operator.xds.state import (
+    Arm,
+    Cluster,
+    Endpoint,
+    GatewayState,
+    Policy,
+    Review,
+    Rule,
+    Scope,
+    Tenant,
+)
 from sluice_operator.xds.validate import problems
 
 ARM = Arm("ns/a", "c")
@@ -69,6 +79,14 @@ PROBLEMS = {
     "neither arm nor refusal": (GatewayState(policies=(policy("a", stable=None),)), "a"),
     "both": (GatewayState(policies=(policy("a", refusal=(403, "x")),)), "a"),
     "weight": (GatewayState(policies=(policy("a", weight=101),)), "a"),
+    "pair": (GatewayState(policies=(policy("a", pair_percent=101),)), "a"),
+    "review share": (GatewayState(policies=(policy("a", review=Review("r", ARM, ARM, 101)),)), "a"),
+    "review's attempt": (GatewayState(policies=(policy("a", review=Review("r\n", ARM, ARM, 1)),)), "a"),
+    "aside": (GatewayState(policies=(policy("a", aside=Arm("ns/a", "c c")),)), "a"),
+    "an exclusion of everything": (
+        GatewayState(policies=(policy("a", scope=Scope(excluded=(("", ""),))),)),
+        "a",
+    ),
     "header": (GatewayState(policies=(policy("a", stable=Arm("ns/a", "c\n")),)), "a"),
     "status": (GatewayState(policies=(policy("a", stable=None, refusal=(99, "x")),)), "a"),
     "shared key": (GatewayState(tenants=(Tenant("b", "d", ("k",)), Tenant("a", "d", ("k",)))), "b"),

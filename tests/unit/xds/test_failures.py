@@ -81,7 +81,7 @@ async def test_streams_pass_unbuffered(world: Any) -> None:
 
 
 @pytest.mark.parametrize("failure", [status(503), status(502), reset])
-async def test_one_retry_before_the_first_byte(world: Any, failure: Any) -> None:
+async def test_one_retry_before_the_first_byte(world: Any, eventually: Any, failure: Any) -> None:
     await world.push(world.state(PLAIN))
     pod = world.pods["stable"]
 
@@ -92,6 +92,13 @@ async def test_one_retry_before_the_first_byte(world: Any, failure: Any) -> None
     pod.answer = once
     assert (await world.chat()).status == 200
     assert len(pod.requests) == 2
+    attempts = await final_records(world, eventually, "attempt", 2)
+    assert sorted((r.outcome, r.retried, r.interrupted) for r in attempts) == [
+        ("error", False, False),
+        ("ok", True, False),
+    ]
+    (request,) = await final_records(world, eventually, "request", 1)
+    assert (request.outcome, request.retried) == ("ok", True)
 
 
 @pytest.mark.parametrize("code", [429, 400, 500, 504])
@@ -110,10 +117,10 @@ async def test_nothing_is_retried_after_the_first_byte(world: Any, eventually: A
         await world.chat()
     (record,) = await final_records(world, eventually, "attempt", 1)
     assert record.outcome == "error", record
-    assert record.status == 200
+    assert (record.status, record.interrupted, record.retried) == (200, True, False)
     assert len(world.seen("stable")) == 1
     (record,) = await final_records(world, eventually, "request", 1)
-    assert record.outcome == "error", record
+    assert (record.outcome, record.interrupted) == ("error", True), record
 
 
 async def test_fallback_with_evidence_for_each_attempt(world: Any, eventually: Any) -> None:

@@ -12,7 +12,7 @@ import pytest
 from sluice_operator.xds.local import LocalEnvoy
 from sluice_operator.xds.messages import CDS, EDS, RTDS
 from sluice_operator.xds.server import AdsServer
-from sluice_operator.xds.state import Arm, Cluster, Jwt, Policy, Rule, Tenant
+from sluice_operator.xds.state import Arm, Cluster, Jwt, Policy, Rule, Scope, Tenant
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="session")]
 
@@ -58,6 +58,39 @@ async def test_the_last_good_version_of_a_refused_policy_stays(world: Any) -> No
     await world.push(world.state(Rule("all", Arm("ns/third", "c"))))
     assert not world.server.quarantined
     assert (await world.chat()).json == {"pod": world.pods["third"].port}
+
+
+async def test_a_refused_policy_never_keeps_an_excluded_task_at_the_candidate(world: Any) -> None:
+    good = world.state(replace(CANARY, weight=100))
+    await world.push(good)
+    excluded = replace(CANARY, scope=Scope(excluded=(("kyc", ""),)))
+    bad = replace(good, policies=(replace(good.policies[0], rules=(excluded, POISONED)),))
+    await world.push(bad)
+    assert world.server.quarantined.keys() == {"policy/ns/policy"}
+    for task in ("kyc", "chat"):
+        answer = await world.chat(headers={"sluice-task": task})
+        assert answer.json == {"pod": world.pods["stable"].port}, "what can't be told apart goes back whole"
+    await world.push(world.state(excluded))
+    assert (await world.chat(headers={"sluice-task": "chat"})).json == {"pod": world.pods["candidate"].port}
+    assert (await world.chat(headers={"sluice-task": "kyc"})).json == {"pod": world.pods["stable"].port}
+
+
+async def test_routes_that_nobody_replaces_lose_what_they_should_no_longer_have(
+    open_world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shares() -> list[float]:
+        layer = world.server._target.resources[RTDS]["sluice"].message.layer
+        return sorted(v for key, v in layer.items() if key.endswith("ns/candidate"))
+
+    async with open_world(envoy=False) as world:
+        await world.server.push(world.state(CANARY))
+        world.server._admission.accept(world.server._target.state)
+        world.server._moving_since = None
+        await world.server.push(world.state(replace(CANARY, scope=Scope(excluded=(("kyc", ""),)))))
+        assert shares() == [10_000, 10_000], "old routes and new ones"
+        monkeypatch.setattr("sluice_operator.xds.server.PATIENCE_S", 0)
+        world.server._retarget()
+        assert shares() == [0, 10_000]
 
 
 async def test_a_bad_key_set_holds_up_nothing_else(world: Any) -> None:

@@ -120,6 +120,31 @@ async def test_a_gateway_without_operator_returns_to_stable(open_world: Any, eve
         assert not world.seen("candidate")
 
 
+async def test_a_watched_candidate_keeps_its_share_without_an_operator(
+    open_world: Any, eventually: Any
+) -> None:
+    """The old arm may be too small for all by then; and a rollback takes the share away for good."""
+    async with open_world(ttl_seconds=1) as world:
+        await world.push(world.state(replace(CANARY, weight=100, alone=100)))
+        layer = f"http://127.0.0.1:{world.envoy.admin_port}/runtime"
+
+        async def expired() -> bool:
+            async with world.http.get(layer) as response:
+                return "sluice.weight" not in await response.text()
+
+        assert not await expired()
+        await world.server.stop()
+        await eventually(expired, 6)
+        assert (await world.chat()).json == {"pod": world.pods["candidate"].port}
+    async with open_world(ttl_seconds=1) as world:
+        await world.push(world.state(replace(CANARY, weight=100, alone=100)))
+        await world.push(world.state(replace(CANARY, weight=0, alone=0)))
+        await world.server.stop()
+        layer = f"http://127.0.0.1:{world.envoy.admin_port}/runtime"
+        await eventually(expired, 6)
+        assert (await world.chat()).json == {"pod": world.pods["stable"].port}
+
+
 async def test_heartbeats_keep_weights_alive(open_world: Any, eventually: Any) -> None:
     import time
 
