@@ -24,6 +24,11 @@ BENCHMARKS = {
         ["gateway.py"],
         "Milliseconds that the gateway adds to a request: through it and straight to a pod, interleaved.",
     ),
+    "bench-gates": (
+        ["gates.py"],
+        "Simulated rollouts under the operator's own gates: sound candidates rolled back, bad ones found, and"
+        " the same traces through models of other tools.",
+    ),
     "bench-rollback": (
         ["rollback.py"],
         "How long a bad candidate, or an edit of the RoutePolicy, lives on, on the real cluster.",
