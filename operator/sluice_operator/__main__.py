@@ -149,6 +149,38 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         help="longest wait of a deleted backend for routes to leave it (default: %(default)s)",
     )
     add(
+        "--feedback-host",
+        default=env("FEEDBACK_HOST"),
+        help="host name at which the gateway reaches this process with feedback; empty: none is taken",
+    )
+    add(
+        "--feedback-address",
+        default=env("FEEDBACK_ADDRESS", "0.0.0.0:8082"),
+        help="where that is listened for; the port is the host's too (default: %(default)s)",
+    )
+    add(
+        "--prometheus-url",
+        default=env("PROMETHEUS_URL"),
+        help="Prometheus that queries of RoutePolicies are asked; empty: such policies are refused",
+    )
+    add(
+        "--prometheus-token-file",
+        default=env("PROMETHEUS_TOKEN_FILE"),
+        help="file with a bearer token for it, read anew each time; empty: none",
+    )
+    add(
+        "--ledger-keep",
+        type=int,
+        default=int(env("LEDGER_KEEP", "50")),
+        help="ReleaseRecords kept of each policy (default: %(default)s)",
+    )
+    add(
+        "--ledger-days",
+        type=int,
+        default=int(env("LEDGER_DAYS", "400")),
+        help="age in days at which a ReleaseRecord goes (default: %(default)s)",
+    )
+    add(
         "--let-go",
         action="store_true",
         help="only take the operator's finalizer from all InferenceBackends, and end: for when it has been "
@@ -186,6 +218,12 @@ def _settings(args: argparse.Namespace) -> Settings:
         resync_seconds=args.resync_seconds,
         start_seconds=args.start_seconds,
         drain_seconds=args.drain_seconds,
+        feedback_host=args.feedback_host,
+        feedback_address=_address(args.feedback_address),
+        prometheus_url=args.prometheus_url,
+        prometheus_token_file=args.prometheus_token_file,
+        ledger_keep=args.ledger_keep,
+        ledger_days=args.ledger_days,
     )
 
 

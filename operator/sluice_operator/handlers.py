@@ -19,6 +19,8 @@ WATCHED = {
     "routepolicies": "RoutePolicy",
     "cachescopes": "CacheScope",
     "tenants": "Tenant",
+    "evalsuites": "EvalSuite",
+    "releaserecords": "ReleaseRecord",
 }
 
 

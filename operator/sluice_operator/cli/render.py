@@ -6,7 +6,7 @@ Invariant: text from the cluster is shown as it is, never taken as markup.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from rich.console import Group, RenderableType
@@ -14,25 +14,22 @@ from rich.table import Table
 from rich.text import Text
 
 from ..api import Phase, RoutePolicy, RuleStatus
-from ..api.routepolicy import GuardStatus, Rule
+from ..api.rollout import Rollout
+from ..api.routepolicy import Rule
+from ..api.rulestatus import EvaluationStatus, ExclusionStatus, GuardStatus, TaskRate
+from .edit import ATTEMPT_UNDER_WAY, awaited_step
 
 STYLES = {
     Phase.STABLE: "dim",
+    Phase.EVALUATING: "cyan",
     Phase.SHADOWING: "cyan",
     Phase.STEP: "yellow",
+    Phase.WATCHING: "yellow",
     Phase.PROMOTED: "green",
     Phase.ROLLED_BACK: "red",
     Phase.ABORTED: "magenta",
 }
-HELD = {
-    "NoEvidence": "no requests were judged: it waits for traffic",
-    "CandidateNotReady": "the gateway can't reach the candidate yet",
-    "CandidateGone": "the candidate's backend does not exist",
-    "CandidateIsTarget": "the candidate is the target: remove the rollout",
-    "StableNotReady": "the gateway can't reach the target",
-    "Paused": "rollout.paused is set",
-}
-WAITS = (Phase.SHADOWING, Phase.STEP)
+_SHOWN_GUARDS = 3
 
 
 def policies_view(policies: Sequence[RoutePolicy], now: datetime, namespace: str) -> RenderableType:
@@ -47,9 +44,9 @@ def policy_view(policy: RoutePolicy, now: datetime) -> RenderableType:
     table = Table(show_lines=False, pad_edge=False, box=None, header_style="bold")
     for name in ("RULE", "PHASE", "WEIGHT", "TARGET", "CANDIDATE", "SAMPLES", "FOR"):
         table.add_column(name, overflow="fold")
-    notes: list[Text] = []
+    told: list[Text] = []
     seen = {status.name: status for status in policy.status.rules}
-    for rule in policy.spec.rules:
+    for index, rule in enumerate(policy.spec.rules):
         status = seen.get(rule.name, RuleStatus(name=rule.name))
         table.add_row(
             Text(rule.name),
@@ -57,16 +54,11 @@ def policy_view(policy: RoutePolicy, now: datetime) -> RenderableType:
             Text(weight(status)),
             Text(target(rule)),
             Text(candidate(rule)),
-            Text(samples(rule, status)),
+            Text(samples(status)),
             Text(since(status.stage_since, now)),
         )
-        if status.held:
-            notes.append(Text(f"{rule.name} waits: {HELD.get(status.held, status.held)}", style="yellow"))
-        if status.guards:
-            notes.append(
-                Text(f"{rule.name} evidence: " + "; ".join(evidence(guard) for guard in status.guards))
-            )
-    return Group(headline(policy), table, *notes, Text(""))
+        told.extend(notes(policy, index, status, now))
+    return Group(headline(policy), table, *told, Text(""))
 
 
 def headline(policy: RoutePolicy) -> Text:
@@ -121,39 +113,143 @@ def candidate(rule: Rule) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def samples(rule: Rule, status: RuleStatus) -> str:
+def samples(status: RuleStatus) -> str:
     """Judged candidate requests of this stage, and how many it needs."""
-    rollout = rule.rollout
-    if rollout is None or status.phase not in WAITS:
+    if status.phase not in ATTEMPT_UNDER_WAY or status.phase is Phase.EVALUATING:
         return ""
-    needed = 0
-    if status.phase is Phase.SHADOWING and rollout.shadow is not None:
-        needed = rollout.shadow.min_samples
-    elif status.phase is Phase.STEP and status.step < len(rollout.steps):
-        needed = rollout.steps[status.step].min_samples
-    return f"{status.num_samples}/{needed}" if needed else str(status.num_samples)
+    return f"{status.num_samples}/{status.min_samples}" if status.min_samples else str(status.num_samples)
+
+
+def notes(policy: RoutePolicy, index: int, status: RuleStatus, now: datetime) -> Iterator[Text]:
+    """What else there is to say of a rule, a line each."""
+    rule = policy.spec.rules[index]
+    for text, style in _lines(policy, index, status, now):
+        yield Text(f"{rule.name} {text}", style=style)
+
+
+def _lines(policy: RoutePolicy, index: int, status: RuleStatus, now: datetime) -> Iterator[tuple[str, str]]:
+    rollout = policy.spec.rules[index].rollout
+    step = awaited_step(policy, index) if rollout is not None else None
+    if rollout is not None and step is not None:
+        yield f"waits for approval: {approved(rollout, step)}", "yellow"
+        yield f"to approve: {approve_command(policy, index)}", "bold"
+    elif status.held:
+        yield f"waits: {status.held_message or status.held}", "yellow"
+    if status.watch_until:
+        yield f"is watched until {clock(status.watch_until)} UTC, in {until(status.watch_until, now)}", ""
+    for excluded in status.excluded:
+        yield f"leaves out {slice_name(excluded)} ({excluded.reason}): {excluded.message}", "red"
+    if status.phase in ATTEMPT_UNDER_WAY:
+        yield from _evidence(status)
+
+
+def _evidence(status: RuleStatus) -> Iterator[tuple[str, str]]:
+    if status.evaluation is not None:
+        yield f"suites: {evaluation(status.evaluation)}", "red" if status.evaluation.failed_hard else ""
+    if status.guards:
+        yield f"evidence: {guards(status.guards)}", ""
+    gains = [f"{gain.name} {'shown' if gain.shown else 'not shown yet'}" for gain in status.gains]
+    if gains:
+        yield f"gains: {', '.join(gains)}", ""
+    seen = [f"{kind.name} {kind.num_samples}" for kind in status.coverage]
+    if seen:
+        yield f"has seen: {', '.join(seen)}", ""
+    for query in status.queries:
+        if query.error:
+            yield f"query {query.name}: {query.error}", "yellow"
+        elif query.candidate:
+            compared = f", stable {query.stable}" if query.stable else ""
+            over = f"; {query.num_failures} in a row over the limit" if query.num_failures else ""
+            yield f"query {query.name}: {query.candidate}{compared}{over}", ""
+    for task in status.agreement:
+        if task.num_pairs:
+            own = f", stable with itself {task.num_baseline_equal}/{task.num_baseline_pairs}"
+            pairs = f"{task.num_equal}/{task.num_pairs}{own}"
+            yield f"greedy answers that agree, {task.task or 'no task'}: {pairs}", ""
+
+
+def approved(rollout: Rollout, step: int) -> str:
+    """What an approval lets in: `step 2 of 3, 50 % of requests`."""
+    if step >= len(rollout.steps):
+        return "the promotion: the candidate serves everybody"
+    one = rollout.steps[step]
+    limits = [f"tenants {', '.join(one.tenants)}"] if one.tenants else []
+    limits += [f"tasks {', '.join(one.tasks)}"] if one.tasks else []
+    whose = f" of {' and '.join(limits)}" if limits else " of requests"
+    return f"step {step + 1} of {len(rollout.steps)}, {one.weight} %{whose}"
+
+
+def approve_command(policy: RoutePolicy, index: int) -> str:
+    """What to type."""
+    meta = policy.metadata
+    return f"kubectl sluice approve {meta.name} {policy.spec.rules[index].name} -n {meta.namespace}"
+
+
+def slice_name(excluded: ExclusionStatus) -> str:
+    """`task nl2sql`, `tenant shop`, or `task nl2sql of tenant shop`."""
+    task = f"task {excluded.task}" if excluded.task else ""
+    tenant = f"tenant {excluded.tenant}" if excluded.tenant else ""
+    return " of ".join(part for part in (task, tenant) if part)
+
+
+def evaluation(run: EvaluationStatus) -> str:
+    """Rates by task, with stable's, and what failed."""
+    what = f"{run.stage} " if run.stage else ""
+    if not run.ended:
+        return f"{what}running since {clock(run.started)} UTC" if run.started else f"{what}running"
+    if run.error:
+        return f"{what}could not be finished: {run.error}"
+    stable = {rate.task: rate for rate in run.stable}
+    told = "; ".join(task_rate(rate, stable.get(rate.task)) for rate in run.candidate)
+    hard = f"; failed hard samples: {', '.join(run.failed_hard)}" if run.failed_hard else ""
+    failed = f"; failed: {', '.join(run.failed)}" if run.failed else ""
+    return f"{what}{told}{hard}{failed}"
+
+
+def task_rate(rate: TaskRate, stable: TaskRate | None) -> str:
+    """`nl2sql 9/10 (stable 10/10)`."""
+    compared = f" (stable {stable.num_passed}/{stable.num_samples})" if stable is not None else ""
+    return f"{rate.task} {rate.num_passed}/{rate.num_samples}{compared}"
+
+
+def guards(found: Sequence[GuardStatus]) -> str:
+    """The guards that are nearest to firing; the others by number."""
+    shown = sorted(found, key=wealth, reverse=True)[:_SHOWN_GUARDS]
+    rest = f"; and {len(found) - len(shown)} more" if len(found) > len(shown) else ""
+    return "; ".join(evidence(guard) for guard in shown) + rest
 
 
 def evidence(guard: GuardStatus) -> str:
     """Bad events of candidate and stable, and what a bet on the candidate being worse made of 1."""
-    wealth = [float(value) for value in guard.log_wealth]
     line = f"{guard.name} {guard.num_bad_candidate}:{guard.num_bad_stable} bad"
-    if not wealth:
-        return line
-    highest = max(wealth)
-    mean = highest + math.log(sum(math.exp(value - highest) for value in wealth) / len(wealth))
-    return f"{line} ×{math.exp(min(mean, 20)):.3g}"
+    return f"{line} ×{math.exp(min(wealth(guard), 20)):.3g}" if guard.log_wealth else line
+
+
+def wealth(guard: GuardStatus) -> float:
+    """Natural logarithm of the mean over its bets."""
+    bets = [float(value) for value in guard.log_wealth]
+    if not bets:
+        return -math.inf
+    highest = max(bets)
+    return highest + math.log(sum(math.exp(value - highest) for value in bets) / len(bets))
 
 
 def since(start: str, now: datetime) -> str:
     """`42s`, `7m`, `3h` or `5d` since an RFC 3339 time."""
-    if not start:
-        return ""
-    seconds = max(0, int((now - datetime.fromisoformat(start)).total_seconds()))
+    return _span((now - datetime.fromisoformat(start)).total_seconds()) if start else ""
+
+
+def until(end: str, now: datetime) -> str:
+    """The same, until then."""
+    return _span((datetime.fromisoformat(end) - now).total_seconds())
+
+
+def _span(seconds: float) -> str:
+    whole = max(0, int(seconds))
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
-        if seconds >= 2 * size:
-            return f"{seconds // size}{unit}"
-    return f"{seconds}s"
+        if whole >= 2 * size:
+            return f"{whole // size}{unit}"
+    return f"{whole}s"
 
 
 def clock(time: str) -> str:

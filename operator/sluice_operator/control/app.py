@@ -13,10 +13,23 @@ from collections import defaultdict
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
 
+from ..api import InferenceBackend
 from ..evidence import Collector, Observed, from_access
+from ..feedback import FeedbackServer
 from ..gates import Observation
 from ..kube import Kube, KubeError
-from ..kube.client import BACKEND, CONTROLLER_REVISION, DEPLOYMENT, POD, POLICY, SCOPE, TENANT, Kind
+from ..kube.client import (
+    BACKEND,
+    CONTROLLER_REVISION,
+    DEPLOYMENT,
+    EVAL_SUITE,
+    POD,
+    POLICY,
+    RELEASE_RECORD,
+    SCOPE,
+    TENANT,
+    Kind,
+)
 from ..kube.events import Recorder
 from ..plan import names, tenants
 from ..plan.backend_status import live
@@ -32,6 +45,7 @@ from .context import Context, Credentials, Settings, monotonic, now
 from .others import Others
 from .policies import Policies
 from .queue import Key, Queue
+from .releasing import Releasing
 from .router import Router
 from .secrets import establish
 
@@ -40,6 +54,8 @@ _TICK_S = 1.0
 LISTED: tuple[tuple[Kind, str], ...] = (
     (TENANT, ""),
     (SCOPE, ""),
+    (EVAL_SUITE, ""),
+    (RELEASE_RECORD, ""),
     (BACKEND, ""),
     (DEPLOYMENT, names.BACKEND_LABEL),
     (POD, names.BACKEND_LABEL),
@@ -50,6 +66,7 @@ _QUEUE_KINDS = {
     "RoutePolicy": "policy",
     "CacheScope": "scope",
     "Tenant": "tenant",
+    "EvalSuite": "suite",
 }
 
 
@@ -65,6 +82,7 @@ class App:
             observed=self._observed,
             changed=self._pod_told,
             gap=self._gap,
+            price=self._price,
         )
         router = Router(
             cache,
@@ -74,8 +92,12 @@ class App:
             tenants=self._resolve_tenants,
             credential=lambda: self.ctx.credentials.gateway_credential,
             in_force=self._in_force,
+            feedback=(settings.feedback_host, settings.feedback_address[1])
+            if settings.feedback_host
+            else None,
+            reviews=lambda: self._releases.wanted_reviews(),
         )
-        book.router = router
+        book.router, book.prometheus = router, bool(settings.prometheus_url)
         queue = Queue(self._work, failed=lambda key: metrics.RECONCILE_ERRORS.labels(key[0]).inc())
         self.ctx = Context(
             settings,
@@ -95,6 +117,15 @@ class App:
             Policies(self.ctx),
             Others(self.ctx),
         )
+        self._releases = Releasing(self.ctx, self._decide_soon)
+        book.releases = self._releases.releases
+        self._feedback = FeedbackServer(
+            settings.feedback_address[1],
+            lambda: self.ctx.credentials.gateway_credential,
+            self._fed_back,
+            lambda: now().timestamp(),
+            host=settings.feedback_address[0],
+        )
         self._evidence: list[Observed] = []
         self._arrived = asyncio.Event()
         self._started = False
@@ -113,6 +144,8 @@ class App:
     async def run(self) -> None:
         """Runs until cancelled, or until something that should not end ends."""
         port = await self.ctx.ads.start()
+        if self.ctx.settings.feedback_host:
+            await self._feedback.start()
         log.info("listening for gateways", extra={"port": port})
         try:
             async with asyncio.TaskGroup() as group:
@@ -123,9 +156,12 @@ class App:
                     self.ctx.queue.run(),
                     self.ctx.router.run(),
                     self._resyncs(),
+                    self._releases.run(),
                 ):
                     group.create_task(self._after_start(loop))
         finally:
+            await self._feedback.stop()
+            await self._releases.close()
             await self.ctx.collector.close()
             await self.ctx.ads.stop()
 
@@ -146,6 +182,7 @@ class App:
             lambda: establish(ctx.kube, ctx.settings.namespace, ctx.settings.defaults.runtime_secret)
         )
         await _patiently(self._list)
+        self._releases.load()
         ctx.book.restore(
             await _patiently(lambda: self._each_namespace(CONTROLLER_REVISION, names.POLICY_LABEL))
         )
@@ -242,8 +279,14 @@ class App:
             ]:
                 ctx.dirty("backend", backend)
             return
+        if kind == "ReleaseRecord":
+            self._releases.record_changed(name)
+            return
+        if kind == "InferenceBackend":
+            self._releases.backend_changed(name)
         if kind == "RoutePolicy":
             await self._policy_edited(name)
+            self._releases.policy_changed(name)
         elif kind in ("CacheScope", "Tenant"):
             # It may take something away; and its status must not follow from a plan that does not know it.
             await ctx.router.flush()
@@ -263,6 +306,7 @@ class App:
         if entry is not None:
             ctx.book.decide(entry, now())
         await ctx.router.flush()
+        self._settle()
 
     # Work
 
@@ -276,6 +320,8 @@ class App:
             await self._others.scope(name)
         elif kind == "tenant":
             await self._others.tenant(name)
+        elif kind == "suite":
+            return await self._others.suite(name)
         elif kind == "secrets":
             await self._others.load_secrets()
         elif kind == "surroundings":
@@ -296,12 +342,14 @@ class App:
                 ctx.dirty("policy", name)
         if changed:
             await ctx.router.flush()
+        self._settle()
 
     def _all_dirty(self) -> None:
         for kind, table in (
             ("policy", self.ctx.cache.policies),
             ("scope", self.ctx.cache.scopes),
             ("tenant", self.ctx.cache.tenants),
+            ("suite", self.ctx.cache.suites),
             ("backend", self.ctx.cache.backends),
         ):
             for name in table:
@@ -335,6 +383,20 @@ class App:
         self._evidence.extend(told)
         self._arrived.set()
 
+    def _fed_back(self, told: list[Observed]) -> None:
+        metrics.EVIDENCE.labels("feedback").inc(len(told))
+        self._evidence.extend(told)
+        self._arrived.set()
+
+    def _price(self, pod: PodView) -> float | None:
+        backend = self.ctx.cache.backends.get((pod.namespace, pod.backend))
+        cost = backend.spec.cost if isinstance(backend, InferenceBackend) else None
+        return float(cost.per_replica_hour) if cost is not None else None
+
+    def _decide_soon(self) -> None:
+        """Something else than requests has news: a suite, a query."""
+        self._arrived.set()
+
     def _accessed(self, record: AccessRecord) -> None:
         told = from_access(record, now().timestamp())
         if told is not None:
@@ -357,11 +419,16 @@ class App:
         """A push has arrived everywhere (or not, for seconds): statuses may say so, rollouts may go on."""
         if self.ctx.router.settled:
             self.ctx.book.warm = True
-            for entry in self.ctx.book.entries.values():
-                entry.in_force = entry.accepted
+        self._settle()
         if self._started:
             self._arrived.set()
             self._all_dirty()
+
+    def _settle(self) -> None:
+        """What every gateway has is in force; so is an edit that changes nothing there, as an approval."""
+        if self.ctx.router.settled:
+            for entry in self.ctx.book.entries.values():
+                entry.in_force = entry.accepted
 
     def _resolve_tenants(self) -> tuple[GatewayTenant, ...]:
         told, problems = tenants.resolve(self._others.tenants(), self.ctx.secrets)
@@ -397,6 +464,7 @@ class App:
         )
         if entry is None or rule is None:
             return False
+        observations = self._releases.reviews_take(policy, rule_name, observations)
         self.ctx.book.observe(entry, rule, observations, now())
         if rule.rollout is None:
             return False

@@ -179,6 +179,8 @@ class Backends:
         cluster = names.cluster(meta.namespace, meta.name)
         reached = ctx.router.reached(cluster)
         ours = self._deployment(backend)
+        releases = ctx.book.releases
+        rate = releases.rate((meta.namespace, meta.name), now()) if releases is not None else 0.0
         seen = Seen(
             pods=ctx.router.pod_states(meta.namespace, meta.name),
             # A gateway that has just come and has nothing yet takes nothing away from the others.
@@ -189,6 +191,7 @@ class Backends:
             failure=ours.failure if ours else "",
             problem=problem,
             now=stamp(),
+            request_rate=rate,
         )
         told = status(backend, seen, stamp())
         if not changed(backend.status, told):

@@ -7,24 +7,27 @@ the candidate with no more than the status says.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from ..api import CacheScope, InferenceBackend, RoutePolicy, RoutePolicySpec, RuleStatus, Tenant
-from ..api.routepolicy import ArmStatus, Phase, Rule, Transition
-from ..gates import GateState, Observation, align, deafen, fold
+from ..api import CacheScope, InferenceBackend, Metadata, RoutePolicy, RoutePolicySpec, RuleStatus, Tenant
+from ..api.routepolicy import Rule
+from ..api.rulestatus import ArmStatus, Phase, Transition
+from ..gates import GateState, Observation, align, deafen, fold, take_query
 from ..plan import names
 from ..plan.arms import CANDIDATE, STABLE, candidate_arm, stable_arm
 from ..plan.backend_status import PodState
 from ..plan.conditions import Problem
-from ..plan.rollout import Arms, World, decide
+from ..plan.rollout import Arms, Decision, World, decide
 from ..plan.routes import Accepted
 from ..plan.validate import Surroundings, policy_problems
 from . import metrics
 from .cache import Broken, Cache, Name
+from .releases import Releases
 from .router import Router
 
 log = logging.getLogger(__name__)
@@ -60,6 +63,8 @@ class Entry:
     """Generation that every gateway has had; a later push of weights or endpoints takes nothing from that."""
     kept: int = 0
     """Generation of the newest ControllerRevision."""
+    metadata: Metadata | None = None
+    """Of the policy, as last seen."""
 
     @property
     def key(self) -> str:
@@ -77,6 +82,9 @@ class Book:
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
         self.router: Router | None = None
+        self.releases: Releases | None = None
+        self.prometheus = False
+        """Whether there is one to ask."""
         self.entries: dict[Name, Entry] = {}
         self.warm = False
         """False after a start, until the gateway has what the statuses say: nobody is blamed for not being
@@ -105,12 +113,15 @@ class Book:
     def consider(self, name: Name) -> bool:
         """Looks at the policy as it is now. Returns whether what is in force has changed."""
         policy = self._cache.policies.get(name)
+        entry = self.entries.get(name)
+        if entry is not None and (policy is None or (entry.created, entry.uid) != _birth(policy)):
+            self._forget(entry)
         if policy is None:
             return self.entries.pop(name, None) is not None
-        entry = self.entries.get(name)
         if entry is None or (entry.created, entry.uid) != _birth(policy):
             entry = self.entries[name] = self._new(policy)
         spec_before, problems_before = entry.spec, entry.problems
+        entry.metadata = policy.metadata
         entry.generation = policy.metadata.generation
         if isinstance(policy, Broken):
             entry.problems = (policy.problem,)
@@ -129,8 +140,21 @@ class Book:
             entry.kept = entry.accepted
         # Also where the spec is not understood: what was rolled back stays so.
         rules = policy.status.rules if isinstance(policy, RoutePolicy) else _rules(policy.status)
-        entry.rules = {r.name: r for r in rules}
+        entry.rules = {r.name: r for r in rules} or self._rebuilt(policy, entry)
         return entry
+
+    def _rebuilt(self, policy: RoutePolicy | Broken, entry: Entry) -> dict[str, RuleStatus]:
+        """A lost status, from the ledger: what was rolled back stays so, and what was promoted serves."""
+        spec = policy.spec if isinstance(policy, RoutePolicy) else entry.spec
+        if self.releases is None or spec is None:
+            return {}
+        meta, ledger = policy.metadata, self.releases.ledger
+        found = {r.name: ledger.restore(meta.namespace, meta.uid, r.name) for r in spec.rules}
+        return {name: status for name, status in found.items() if status is not None}
+
+    def _forget(self, entry: Entry) -> None:
+        if self.releases is not None and entry.metadata is not None:
+            self.releases.gone(entry.metadata)
 
     def _around(self, name: Name, created: str) -> Surroundings:
         namespace, cache = name[0], self._cache
@@ -144,6 +168,8 @@ class Book:
             scopes=frozenset(
                 n for (ns, n), s in cache.scopes.items() if ns == namespace and isinstance(s, CacheScope)
             ),
+            suites=self.releases.suites(namespace) if self.releases else frozenset(),
+            prometheus=self.prometheus,
             tenants={n: tuple(t.spec.tasks) for (_, n), t in cache.tenants.items() if isinstance(t, Tenant)},
             models_taken={
                 e.spec.model: e.key
@@ -154,6 +180,9 @@ class Book:
 
     def observe(self, entry: Entry, rule: Rule, observations: Iterable[Observation], now: datetime) -> None:
         status = entry.rules.get(rule.name) or RuleStatus(name=rule.name)
+        if self.releases is not None:
+            observations = tuple(observations)
+            self.releases.kept((entry.key, rule.name)).traffic.take(observations)
         gate = align(entry.gates.get(rule.name), rule, status, now)
         self._listen(entry, rule, gate, now)
         try:
@@ -185,15 +214,20 @@ class Book:
         try:
             gate = align(entry.gates.get(rule.name), rule, before, now)
             self._listen(entry, rule, gate, now)
-            decision = decide(entry.key, rule, before, gate, self._world(entry, rule, now), now)
+            world = self._world(entry, rule, now)
+            if self.releases is not None:
+                known = self.releases.world((entry.key, rule.name), rule, before, now)
+                world = replace(world, **known)
+            decision = decide(entry.key, rule, before, gate, world, now)
         except Exception:
             metrics.DECISION_ERRORS.inc()
             log.exception("a decision failed", extra={"policy": entry.key, "rule": rule.name})
             return False
         entry.gates[rule.name] = gate
+        if decision.increases and rule.name in entry.pending:
+            return False
+        self._record(entry, rule, decision, gate, now)
         if decision.increases:
-            if rule.name in entry.pending:
-                return False
             entry.pending[rule.name] = decision.status
             self._tell(entry, rule, decision.transitions)
             return False
@@ -205,6 +239,30 @@ class Book:
         if decision.material:
             self._tell(entry, rule, decision.transitions)
         return decision.material
+
+    def _record(self, entry: Entry, rule: Rule, decision: Decision, gate: GateState, now: datetime) -> None:
+        if self.releases is not None and entry.metadata is not None and entry.spec is not None:
+            self.releases.decided(entry.metadata, entry.spec, rule, decision, gate.summary, now)
+
+    def recorded(self) -> dict[str, list[str]]:
+        """Rules that may have an attempt, by the policy's uid."""
+        return {
+            entry.uid: [r.name for r in entry.spec.rules if r.target.refusal is None] if entry.spec else []
+            for entry in self.entries.values()
+        }
+
+    def take_query(
+        self, name: Name, rule: str, query: str, candidate: float | None, stable: float | None, error: str,
+        now: datetime,
+    ) -> bool:  # fmt: skip
+        """Takes in a value of a PromQL guard. Returns whether anybody is judged by it."""
+        entry = self.entries.get(name)
+        gate = entry.gates.get(rule) if entry is not None else None
+        if gate is None:
+            return False
+        with contextlib.suppress(KeyError):  # the query has been edited away meanwhile
+            take_query(gate, query, candidate, stable, now, error)
+        return True
 
     def _tell(self, entry: Entry, rule: Rule, transitions: Iterable[Transition]) -> None:
         entry.urgent = True
@@ -233,9 +291,11 @@ class Book:
         )
 
     def _listen(self, entry: Entry, rule: Rule, gate: GateState, now: datetime) -> None:
-        """Evidence of one arm alone is none."""
-        stable = rule.target.backend
-        if self.warm and rule.rollout is not None and stable and self._unheard(entry.name[0], stable):
+        """Evidence of one arm alone is none, whichever of them it is."""
+        if not self.warm or rule.rollout is None:
+            return
+        arms = {rule.target.backend, rule.rollout.candidate.backend} - {None}
+        if any(self._unheard(entry.name[0], str(backend)) for backend in arms):
             deafen(gate, now)
 
     def _world(self, entry: Entry, rule: Rule, now: datetime) -> World:

@@ -13,14 +13,23 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from ..api import CacheScope, Condition, InferenceBackend, Metadata, RoutePolicy, Tenant
+from ..api import (
+    CacheScope,
+    Condition,
+    EvalSuite,
+    InferenceBackend,
+    Metadata,
+    ReleaseRecord,
+    RoutePolicy,
+    Tenant,
+)
 from ..plan.conditions import Problem
 from ..plan.names import BACKEND_LABEL
 from ..plan.observed import PodView, pod_view
 
 Name = tuple[str, str]
 """Namespace and name."""
-T = TypeVar("T", InferenceBackend, RoutePolicy, CacheScope, Tenant)
+T = TypeVar("T", InferenceBackend, RoutePolicy, CacheScope, Tenant, EvalSuite, ReleaseRecord)
 
 
 @dataclass(frozen=True)
@@ -56,6 +65,8 @@ class Cache:
     policies: dict[Name, RoutePolicy | Broken] = field(default_factory=dict)
     scopes: dict[Name, CacheScope | Broken] = field(default_factory=dict)
     tenants: dict[Name, Tenant | Broken] = field(default_factory=dict)
+    suites: dict[Name, EvalSuite | Broken] = field(default_factory=dict)
+    records: dict[Name, ReleaseRecord | Broken] = field(default_factory=dict)
     pods: dict[Name, PodView] = field(default_factory=dict)
     deployments: dict[Name, DeploymentView] = field(default_factory=dict)
     namespaces_ending: set[str] = field(default_factory=set)
@@ -119,6 +130,8 @@ class Cache:
             "RoutePolicy": self.policies,
             "CacheScope": self.scopes,
             "Tenant": self.tenants,
+            "EvalSuite": self.suites,
+            "ReleaseRecord": self.records,
             "Pod": self.pods,
             "Deployment": self.deployments,
         }
@@ -186,6 +199,8 @@ _PARSERS: dict[str, Any] = {
     "RoutePolicy": lambda o: parse(RoutePolicy, o),
     "CacheScope": lambda o: parse(CacheScope, o),
     "Tenant": lambda o: parse(Tenant, o),
+    "EvalSuite": lambda o: parse(EvalSuite, o),
+    "ReleaseRecord": lambda o: parse(ReleaseRecord, o),
     "Pod": pod_view,
     "Deployment": _deployment,
 }

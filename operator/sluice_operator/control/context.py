@@ -34,6 +34,17 @@ class Settings:
     """Longest wait after a start for pods to tell what they are."""
     drain_seconds: float = 10.0
     """Longest wait of a deleted backend for routes to leave it."""
+    feedback_host: str = ""
+    """Where the gateway reaches the operator with feedback; empty: no feedback is taken."""
+    feedback_address: tuple[str, int] = ("0.0.0.0", 8082)  # noqa: S104
+    """Where it listens for that."""
+    prometheus_url: str = ""
+    """Where PromQL guards are asked; empty: policies with queries are refused."""
+    prometheus_token_file: str = ""
+    ledger_keep: int = 50
+    """ReleaseRecords kept of one policy."""
+    ledger_days: int = 400
+    """Age in days at which a record goes."""
 
 
 @dataclass

@@ -35,3 +35,14 @@ EVIDENCE_LATENCY = Histogram(
     registry=REGISTRY,
     buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1),
 )
+LEDGER_FAILURES = Counter(
+    "sluice_operator_ledger_failures_total",
+    "Release records that could not be written or deleted",
+    registry=REGISTRY,
+)
+REVIEWS_DUE = Gauge(
+    "sluice_review_due",
+    "Comparisons that are due again, by namespace and release record",
+    ["namespace", "record"],
+    registry=REGISTRY,
+)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from typing import Any
 
-from ..api import CacheScope, Condition, Tenant
+from ..api import CacheScope, Condition, EvalSuite, Tenant
 from ..api.cachescope import CacheScopeStatus
 from ..api.tenant import TenantStatus
-from ..kube.client import SCOPE, TENANT
+from ..evaluation.suite import Suite, SuiteRefused, parse
+from ..evaluation.suite import status as suite_status
+from ..kube.client import CONFIG_MAP, EVAL_SUITE, SCOPE, TENANT
 from ..plan import tenants as plan_tenants
 from ..plan.arms import candidate_arm, stable_arm
 from ..plan.conditions import Problem, find
@@ -17,9 +21,20 @@ from .cache import Broken, Name
 from .context import Context, stamp
 from .statuses import changed, tell_broken, wire
 
+_SUITE_AGAIN_S = 30.0
+
+
+async def _parsed(suite: EvalSuite, config_map: dict[str, Any] | None) -> Suite | Problem:
+    data = (config_map.get("data") or {}) if config_map is not None else None
+    try:
+        # Compiling patterns and schemas may take long: not on the loop.
+        return await asyncio.to_thread(parse, suite, data)
+    except SuiteRefused as error:
+        return error.problem
+
 
 class Others:
-    """Reconciles scopes and tenants."""
+    """Reconciles scopes, tenants and suites."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
@@ -69,6 +84,24 @@ class Others:
         ready = find(conditions, "Ready")
         before = ready is not None and ready.status == "True" and ready.observed_generation == generation
         return self._ctx.router.settled or (before and self._ctx.ads.num_gateways > 0)
+
+    async def suite(self, name: Name) -> float | None:
+        """Looked at again now and then where its samples stand in a ConfigMap, which nobody watches."""
+        ctx, suite = self._ctx, self._ctx.cache.suites.get(name)
+        if suite is None:
+            return None
+        if isinstance(suite, Broken):
+            await tell_broken(ctx, EVAL_SUITE, suite)
+            return None
+        source = suite.spec.samples_from
+        found = await self.config_map(name[0], source.name) if source is not None else None
+        told = suite_status(suite, await _parsed(suite, found), stamp())
+        if changed(suite.status, told):
+            await ctx.answered("EvalSuite", await ctx.kube.patch_status(EVAL_SUITE, *name, wire(told)))
+        return _SUITE_AGAIN_S if source is not None else None
+
+    async def config_map(self, namespace: str, name: str) -> dict[str, Any] | None:
+        return await self._ctx.kube.find(CONFIG_MAP, namespace, name)
 
     async def tenant(self, name: Name) -> None:
         ctx, tenant = self._ctx, self._ctx.cache.tenants.get(name)

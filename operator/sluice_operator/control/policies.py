@@ -8,13 +8,14 @@ keeps G's spec.
 from __future__ import annotations
 
 from ..api import RoutePolicy, RuleStatus
-from ..api.routepolicy import Phase
+from ..api.rulestatus import Phase
 from ..kube import Conflict, NotFound
 from ..kube.client import CONTROLLER_REVISION, POLICY, SERVICE
 from ..plan import backend as plan_backend
 from ..plan import names
 from ..plan.arms import STABLE
 from ..plan.policy_status import PolicySeen, status
+from ..plan.rollout import EVIDENCE_FIELDS
 from ..plan.validate import service_problem
 from .book import Entry
 from .cache import Broken, Name
@@ -62,10 +63,20 @@ class Policies:
             await ctx.answered("RoutePolicy", answer)
         else:
             entry.urgent = False
+        if pending:
+            await self._on_record(policy, entry, pending)
         if pending and ctx.book.apply_pending(entry, pending, now()):
             await ctx.router.flush()
         await self._news(policy, entry)
         return 0.01 if entry.pending or entry.urgent else _LOOK_S if named else None
+
+    async def _on_record(self, policy: RoutePolicy, entry: Entry, pending: dict[str, RuleStatus]) -> None:
+        """No candidate gets traffic for an attempt that nobody would find in the ledger."""
+        releases = self._ctx.book.releases
+        for rule in entry.spec.rules if releases is not None and entry.spec is not None else ():
+            if rule.name in pending and entry.spec is not None and releases is not None:
+                subject = releases.subject(policy.metadata, entry.spec, rule)
+                await releases.ledger.ensure(subject, pending[rule.name])
 
     async def _keep_rules(self, policy: Broken, entry: Entry) -> None:
         """What was taken from a candidate stays taken over a restart, also where the spec is not understood.
@@ -169,7 +180,7 @@ class Policies:
     async def _news(self, policy: RoutePolicy, entry: Entry) -> None:
         news, entry.news = entry.news, []
         for rule, line in news:
-            bad = line.phase is Phase.ROLLED_BACK
+            bad = line.phase is Phase.ROLLED_BACK or line.reason.endswith("RolledBack")
             step = f" step {line.step}" if line.step is not None else ""
             await self._ctx.recorder.tell(
                 about("RoutePolicy", policy.metadata),
@@ -190,16 +201,13 @@ class Policies:
             )
 
 
-_EVIDENCE = {"num_samples", "num_stable_samples", "guards"}
-
-
 def _shown(before: object, after: object) -> bool:
     """Whether more than counters of evidence differs."""
 
     def rest(status: object) -> object:
         told = status.model_dump(mode="json")  # type: ignore[attr-defined]
         for rule in told["rules"]:
-            for field in _EVIDENCE:
+            for field in EVIDENCE_FIELDS:
                 rule.pop(field, None)
         return told
 

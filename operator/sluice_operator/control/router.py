@@ -18,7 +18,7 @@ from ..evidence import Collector
 from ..plan import names
 from ..plan.arms import CANDIDATE, STABLE, PodConfig
 from ..plan.backend_status import PodState
-from ..plan.routes import Accepted, ArmKey, BackendView, Inputs, Plan, plan
+from ..plan.routes import Accepted, ArmKey, BackendView, Inputs, Plan, Review, RuleKey, plan
 from ..xds import state as gateway
 from ..xds.server import AdsServer
 from . import metrics
@@ -43,6 +43,8 @@ class Router:
         tenants: Callable[[], tuple[gateway.Tenant, ...]],
         credential: Callable[[], str],
         in_force: Callable[[], None],
+        feedback: tuple[str, int] | None = None,
+        reviews: Callable[[], Mapping[RuleKey, Review]] = dict,
     ) -> None:
         self._cache, self._collector, self._ads = cache, collector, ads
         self._accepted, self._tenants, self._credential, self._in_force = (
@@ -51,6 +53,7 @@ class Router:
             credential,
             in_force,
         )
+        self._feedback, self._reviews = feedback, reviews
         self.plan: Plan | None = None
         self.open = False
         self.dirty = asyncio.Event()
@@ -107,6 +110,8 @@ class Router:
             scopes=scopes,  # type: ignore[arg-type]
             tenants=self._tenants(),
             credential=self._credential(),
+            feedback=self._feedback,
+            reviews=self._reviews(),
         )
 
     def pod_states(self, namespace: str, backend: str) -> tuple[PodState, ...]:

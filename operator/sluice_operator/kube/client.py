@@ -26,6 +26,8 @@ _PLURALS = {
     "RoutePolicy": "routepolicies",
     "CacheScope": "cachescopes",
     "Tenant": "tenants",
+    "EvalSuite": "evalsuites",
+    "ReleaseRecord": "releaserecords",
     "PodDisruptionBudget": "poddisruptionbudgets",
     "ControllerRevision": "controllerrevisions",
     "Lease": "leases",
@@ -67,8 +69,9 @@ EVENT, SERVICE = Kind("v1", "Event"), Kind("v1", "Service")
 DEPLOYMENT = Kind("apps/v1", "Deployment")
 CONTROLLER_REVISION = Kind("apps/v1", "ControllerRevision")
 LEASE = Kind("coordination.k8s.io/v1", "Lease")
-BACKEND, POLICY, SCOPE, TENANT = (
-    Kind(API_VERSION, k) for k in ("InferenceBackend", "RoutePolicy", "CacheScope", "Tenant")
+BACKEND, POLICY, SCOPE, TENANT, EVAL_SUITE, RELEASE_RECORD = (
+    Kind(API_VERSION, k)
+    for k in ("InferenceBackend", "RoutePolicy", "CacheScope", "Tenant", "EvalSuite", "ReleaseRecord")
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sluice_operator.api.routepolicy import Phase
+from sluice_operator.api.rulestatus import Phase
 from sluice_operator.control.book import Book, Entry
 from sluice_operator.control.cache import Cache
 from sluice_operator.gates import ArmName, Observation
