@@ -68,7 +68,7 @@ def load(spec: BackendSpec, device: str) -> tuple[EnginePort, Identity]:
         ),
     )
     engine.start()
-    runtime = launch.runtime_digest("torch", "transformers", "tokenizers")
+    runtime = launch.runtime_digest("torch", "transformers", "tokenizers", "llguidance")
     return engine, Identity(model.identity, spec.settings_digest, runtime)
 
 

@@ -43,6 +43,12 @@ class Caller:
     conversation: str
     mirror: bool
     routed: bool
+    pair: bool = False
+
+    @property
+    def evaluation(self) -> bool:
+        """A suite's question, put by the operator under no rule: it is nobody's traffic and no evidence."""
+        return self.routed and not self.rule
 
     @property
     def unit(self) -> str:
@@ -58,8 +64,11 @@ def caller_from(headers: Headers) -> Caller:
     routed = bool(policy or rule or config or arm)
     if routed and arm not in ("stable", "candidate"):
         raise BadContext("x-sluice-arm must be stable or candidate.")
-    if routed and not (policy and rule):
-        raise BadContext("x-sluice-policy and x-sluice-rule must be set.")
+    if routed and not (policy and "x-sluice-rule" in headers):
+        raise BadContext("x-sluice-policy and x-sluice-rule must be set (the rule may be empty).")
+    mirror = _value(headers, "x-sluice-mirror")
+    if mirror not in ("", "1", "pair"):
+        raise BadContext("x-sluice-mirror must be 1 or pair.")
     return Caller(
         request_id=_value(headers, "x-request-id") or uuid.uuid4().hex,
         policy=policy,
@@ -72,8 +81,9 @@ def caller_from(headers: Headers) -> Caller:
         user=_value(headers, "x-sluice-user"),
         task=_value(headers, "x-sluice-task"),
         conversation=_value(headers, "x-sluice-conversation"),
-        mirror=headers.get("x-sluice-mirror") == "1",
+        mirror=mirror != "",
         routed=routed,
+        pair=mirror == "pair",
     )
 
 
@@ -88,20 +98,24 @@ def _value(headers: Headers, name: str) -> str:
 
 
 def cache_scope(scope: Scope, caller: Caller) -> str:
-    """The key under which this caller's prefixes are shared: hex SHA-256 over length-prefixed fields."""
+    """The key under which this caller's prefixes are shared: hex SHA-256 over length-prefixed fields. What a
+    suite asks stays with its own tenant, whatever the scope.
+    """
+    isolation = "Evaluation" if caller.evaluation else scope.isolation
     identity = {
+        "Evaluation": (caller.domain, caller.tenant),
         "User": (caller.domain, caller.tenant, caller.user),
         "Tenant": (caller.domain, caller.tenant),
         "SecurityDomain": (caller.domain,),
         "Public": (),
-    }[scope.isolation]
+    }[isolation]
     if not all(identity):
         return _digest(("unshared", uuid.uuid4().hex))
     versions = [part for item in sorted(scope.versions.items()) for part in item]
     return _digest(
         (
             "shared",
-            scope.isolation,
+            isolation,
             scope.name,
             str(scope.epoch),
             str(len(scope.versions)),

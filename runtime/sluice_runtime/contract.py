@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from sluice_runtime.patterns import Pattern, PatternError, TooMuchWork, compile_pattern
 from sluice_runtime.schema_check import BoundedSchema, OutOfTime, SchemaRefused
@@ -18,6 +18,10 @@ from sluice_runtime.schema_check import BoundedSchema, OutOfTime, SchemaRefused
 if TYPE_CHECKING:
     from sluice_runtime.podconfig import CheckSpec
 
+Kind = Literal["JsonSchema", "MustMatch", "MustNotMatch"]
+
+RESPONSE_FORMAT = "response_format"
+"""The check of the form that a request itself asks for; never a hard one."""
 MAX_TEXT_BYTES = 256 * 1024
 _INLINE_BYTES = 16 * 1024  # more than this is judged off the event loop
 _FULL_SCAN_GROWTH = 8  # a growing text is scanned as a whole again each time it has grown by one eighth
@@ -36,11 +40,12 @@ class Verdict:
     """One check's judgement. `hard` only where a violation is certain to be the model's."""
 
     check: str
+    kind: Kind
     ok: bool
     hard: bool
 
     def body(self) -> dict[str, str | bool]:
-        return {"check": self.check, "ok": self.ok, "hard": self.hard}
+        return {"check": self.check, "kind": self.kind, "ok": self.ok, "hard": self.hard}
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,7 @@ class Judgement:
 @dataclass(frozen=True)
 class _Check:
     name: str
+    kind: Kind
     hard: bool
     schema: BoundedSchema | None = None
     must_match: Pattern | None = None
@@ -103,7 +109,7 @@ def _compile(i: int, spec: CheckSpec) -> _Check:
         if spec.pattern is not None:
             raise ContractError(f"{at}.pattern", "means nothing for kind JsonSchema")
         try:
-            return _Check(spec.name, spec.hard, schema=BoundedSchema(spec.schema_))
+            return _Check(spec.name, spec.kind, spec.hard, schema=BoundedSchema(spec.schema_))
         except SchemaRefused as e:
             raise ContractError(f"{at}.schema", str(e)) from None
     if spec.pattern is None:
@@ -115,29 +121,29 @@ def _compile(i: int, spec: CheckSpec) -> _Check:
     except PatternError as e:
         raise ContractError(f"{at}.pattern", str(e)) from None
     if spec.kind == "MustMatch":
-        return _Check(spec.name, spec.hard, must_match=pattern)
-    return _Check(spec.name, spec.hard, must_not_match=pattern)
+        return _Check(spec.name, spec.kind, spec.hard, must_match=pattern)
+    return _Check(spec.name, spec.kind, spec.hard, must_not_match=pattern)
 
 
 def _judge(check: _Check, text: str, data: bytes, truncated: bool, violated: bool) -> tuple[Verdict, bool]:
     """The verdict, and whether it could be reached within bounds."""
     if violated:
-        return Verdict(check.name, False, check.hard), True
+        return Verdict(check.name, check.kind, False, check.hard), True
     try:
         if len(data) > MAX_TEXT_BYTES:
             raise TooMuchWork
         if check.must_not_match is not None:
             # Cut text can end where a `$` then matches; that would be the cap's doing.
             search = check.must_not_match.search_growing if truncated else check.must_not_match.search
-            return Verdict(check.name, not search(data), check.hard), True
+            return Verdict(check.name, check.kind, not search(data), check.hard), True
         if check.schema is not None:
             ok = check.schema.check(text)
         else:
             assert check.must_match is not None
             ok = check.must_match.search(data)
     except (TooMuchWork, OutOfTime):
-        return Verdict(check.name, False, False), False
-    return Verdict(check.name, ok, check.hard and (ok or not truncated)), True
+        return Verdict(check.name, check.kind, False, False), False
+    return Verdict(check.name, check.kind, ok, check.hard and (ok or not truncated)), True
 
 
 class StreamJudge:
@@ -177,7 +183,7 @@ class StreamJudge:
             assert pattern is not None
             if check.name in violated or not self._seen(pattern, data, 0 if whole else start):
                 continue
-            found.append(Verdict(check.name, False, check.hard))
+            found.append(Verdict(check.name, check.kind, False, check.hard))
         self.seen += tuple(found)
         return found
 

@@ -35,6 +35,8 @@ class Timing:
     ttft_s: float | None
     tpot_s: float | None
     total_s: float
+    jitter_s: float | None = None
+    busy_s: float | None = None
 
     def body(self) -> dict[str, float | None]:
         stages = {
@@ -42,11 +44,25 @@ class Timing:
             "prefill_s": self.prefill_s,
             "ttft_s": self.ttft_s,
             "tpot_s": self.tpot_s,
+            "jitter_s": self.jitter_s,
+            "busy_s": self.busy_s,
         }
         return {
             **{k: None if v is None else round(v, 6) for k, v in stages.items()},
             "total_s": round(self.total_s, 6),
         }
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What a whole answer looks like, whatever its contract says."""
+
+    refused: bool = False
+    repeated: bool = False
+    tool_failed: bool = False
+
+    def body(self) -> dict[str, bool]:
+        return {"refused": self.refused, "repeated": self.repeated, "tool_failed": self.tool_failed}
 
 
 @dataclass(frozen=True)
@@ -109,9 +125,11 @@ class EvidenceLog:
         timing: Timing,
         tokens: Tokens,
         verdicts: tuple[Verdict, ...] = (),
+        flags: Flags = Flags(),
+        digest: str = "",
         final: bool = True,
     ) -> None:
-        """Add a record and wake all followers."""
+        """Add a record and wake all followers. `digest` is of a pair's answer."""
         self.seq += 1
         record = {
             "type": "record",
@@ -124,6 +142,9 @@ class EvidenceLog:
             "final": final,
             "timing": timing.body(),
             "tokens": tokens.body(),
+            "flags": flags.body(),
+            "pair": caller.pair,
+            "digest": digest,
             "verdicts": [verdict.body() for verdict in verdicts],
         }
         self._ring.append(_line(record))

@@ -43,10 +43,13 @@ class StartFailed(Exception):
 
 @dataclass(frozen=True)
 class Started:
-    """What an entry point adds to the common server: how to load, and more admin routes."""
+    """What an entry point adds to the common server: how to load, more admin routes, and what must know the
+    server before it serves.
+    """
 
     load: Load
     admin_routes: Callable[[Runtime], list[BaseRoute]] = lambda runtime: []
+    attach: Callable[[Runtime], None] = lambda runtime: None
 
 
 def parser(prog: str, description: str, epilog: str) -> argparse.ArgumentParser:
@@ -155,6 +158,7 @@ def run(options: argparse.Namespace, prepare: Callable[[BackendSpec], Started]) 
 
 async def _serve(options: argparse.Namespace, spec: BackendSpec, started: Started) -> int:
     runtime = Runtime(_settings(options, spec))
+    started.attach(runtime)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,8 +1,8 @@
 """Prometheus metrics for people and alerts; gates live on evidence, not on these.
 
 Invariant: the number of series is bounded: labels are a held configuration's policy and rule, the arm and
-an outcome, at most `MAX_ROUTES` routes of them; never a tenant, a user, a model's text or anything else a
-client can make up.
+an outcome, at most `MAX_ROUTES` routes of them, and its model with the task that the gateway checked, at most
+`MAX_TASKS` of these; never a tenant, a user, a model's text or anything else a client can make up.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from prometheus_client.registry import Collector
 from sluice_runtime.caller import Caller
 from sluice_runtime.contract import Verdict
 from sluice_runtime.engine.types import EngineLoad
-from sluice_runtime.evidence import Outcome, Timing, Tokens
+from sluice_runtime.evidence import Flags, Outcome, Timing, Tokens
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 MAX_ROUTES = 200
+MAX_TASKS = 200
 _ROUTE = ["policy", "rule", "arm", "mirror"]
+_TASK = ["model", "task", "arm"]
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _PER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 
@@ -52,6 +54,9 @@ class _EngineCollector(Collector):
             "sluice_engine_prompt_tokens": ("Prompt tokens taken in", load.prompt_tokens_total),
             "sluice_prefix_cache_query_tokens": ("Prompt tokens looked up", load.prefix_query_tokens_total),
             "sluice_prefix_cache_hit_tokens": ("Prompt tokens found", load.prefix_hit_tokens_total),
+            "sluice_preemptions": ("Requests that had to give their cache up", load.num_preemptions_total),
+            "sluice_recomputed_tokens": ("Tokens computed again for it", load.num_recomputed_tokens_total),
+            "sluice_prefix_cache_evictions": ("Blocks given up for others", load.num_evictions_total),
             "sluice_engine_steps": ("Steps of the loop", load.num_steps_total),
         }
         for name, (text, value) in gauges.items():
@@ -60,12 +65,22 @@ class _EngineCollector(Collector):
             yield CounterMetricFamily(name, text, value=value)
 
 
+def _bounded(seen: set[tuple[str, str]], names: tuple[str, str], limit: int) -> tuple[str, str]:
+    """`names`, or "other" where `limit` others have come before."""
+    if names not in seen:
+        if len(seen) >= limit:
+            return ("other", "other")
+        seen.add(names)
+    return names
+
+
 class Metrics:
     """One registry for each server, so that tests and stand-ins can run several in a process."""
 
     def __init__(self, load: Callable[[], EngineLoad | None]) -> None:
         self.registry = CollectorRegistry()
         self._routes: set[tuple[str, str]] = set()
+        self._tasks: set[tuple[str, str]] = set()
         self.requests = Counter(
             "sluice_requests", "Ended requests", [*_ROUTE, "outcome"], registry=self.registry
         )
@@ -75,6 +90,13 @@ class Metrics:
         self.prompt_tokens = Counter("sluice_prompt_tokens", "Prompt tokens", _ROUTE, registry=self.registry)
         self.cached_tokens = Counter("sluice_cached_tokens", "Of them cached", _ROUTE, registry=self.registry)
         self.output_tokens = Counter("sluice_output_tokens", "Output tokens", _ROUTE, registry=self.registry)
+        self.answers = Counter("sluice_answers", "Whole answers to users", _TASK, registry=self.registry)
+        self.refused = Counter(
+            "sluice_answers_refused", "Of them refusals by the model", _TASK, registry=self.registry
+        )
+        self.repeated = Counter(
+            "sluice_answers_repeated", "Of them stuck in a loop", _TASK, registry=self.registry
+        )
         self.ttft = self._histogram("sluice_ttft_seconds", "Arrival to first token", _SECONDS)
         self.tpot = self._histogram("sluice_tpot_seconds", "Mean time per token after the first", _PER_TOKEN)
         self.total = self._histogram("sluice_request_seconds", "Arrival to end", _SECONDS)
@@ -84,26 +106,26 @@ class Metrics:
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(name, text, _ROUTE, buckets=buckets, registry=self.registry)
 
-    def _labels(self, caller: Caller, known: bool) -> tuple[str, str, str, str]:
-        """`known` says whether the configuration is held: unheld names may be anything."""
-        route = (caller.policy, caller.rule) if known else ("", "")
-        if route not in self._routes:
-            if len(self._routes) >= MAX_ROUTES:
-                route = ("other", "other")
-            self._routes.add(route)
-        return (*route, caller.arm, "true" if caller.mirror else "false")
+    def _labels(self, caller: Caller, model: str | None) -> tuple[str, str, str, str]:
+        """Without a held configuration, names may be anything."""
+        named = ("", "") if model is None else (caller.policy, caller.rule)
+        route = _bounded(self._routes, named, MAX_ROUTES)
+        mirror = "pair" if caller.pair else "true" if caller.mirror else "false"
+        return (*route, caller.arm, mirror)
 
     def observe(
         self,
         caller: Caller,
-        known: bool,
+        model: str | None,
         outcome: Outcome,
         timing: Timing,
         tokens: Tokens,
         verdicts: tuple[Verdict, ...],
+        flags: Flags,
     ) -> None:
-        """Count one ended request."""
-        labels = self._labels(caller, known)
+        """Count one ended request. `model` is its configuration's; None where that is not held."""
+        self._observe_answer(caller, model, outcome, flags)
+        labels = self._labels(caller, model)
         self.requests.labels(*labels, outcome).inc()
         self.prompt_tokens.labels(*labels).inc(tokens.prompt)
         self.cached_tokens.labels(*labels).inc(tokens.cached)
@@ -120,6 +142,16 @@ class Metrics:
         for histogram, value in stages:
             if value is not None:
                 histogram.labels(*labels).observe(value)
+
+    def _observe_answer(self, caller: Caller, model: str | None, outcome: Outcome, flags: Flags) -> None:
+        if model is None or outcome not in ("ok", "truncated") or caller.mirror or caller.evaluation:
+            return
+        labels = (*_bounded(self._tasks, (model, caller.task), MAX_TASKS), caller.arm)
+        self.answers.labels(*labels).inc()
+        if flags.refused:
+            self.refused.labels(*labels).inc()
+        if flags.repeated:
+            self.repeated.labels(*labels).inc()
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

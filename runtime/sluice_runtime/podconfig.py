@@ -16,10 +16,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from sluice_runtime.contract import Contract, ContractError
+from sluice_runtime.contract import Contract, ContractError, Kind
 
 MAX_CONFIGS = 1000
 MAX_CHECKS = 32
+MAX_SWITCHES = 16
 
 Name = Annotated[str, Field(min_length=1, max_length=512)]
 
@@ -30,7 +31,7 @@ class _Model(BaseModel):
 
 class CheckSpec(_Model):
     name: Name
-    kind: Literal["JsonSchema", "MustMatch", "MustNotMatch"]
+    kind: Kind
     hard: bool
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
     pattern: str | None = None
@@ -38,6 +39,23 @@ class CheckSpec(_Model):
 
 class Features(_Model):
     prefix_cache: bool = Field(alias="prefixCache")
+
+
+class FeatureChanges(_Model):
+    """What is absent stays as it is."""
+
+    prefix_cache: bool | None = Field(default=None, alias="prefixCache")
+
+
+class Switch(_Model):
+    """Features switched for some requests; an empty list stands for all."""
+
+    tasks: Annotated[list[Name], Field(max_length=32)]
+    tenants: Annotated[list[Name], Field(max_length=256)]
+    features: FeatureChanges
+
+    def applies_to(self, task: str, tenant: str) -> bool:
+        return (not self.tasks or task in self.tasks) and (not self.tenants or tenant in self.tenants)
 
 
 class Scope(_Model):
@@ -67,9 +85,19 @@ class PodConfig(_Model):
     model: Name
     contract: Annotated[list[CheckSpec], Field(max_length=MAX_CHECKS)]
     features: Features
+    switches: Annotated[list[Switch], Field(max_length=MAX_SWITCHES)]
     scope: Scope
     sampling: SamplingDefaults
     caps: Caps
+
+    def features_for(self, task: str, tenant: str) -> Features:
+        """The features of one request: what the last switch says that applies to it, else the arm's own."""
+        prefix_cache = self.features.prefix_cache
+        for switch in self.switches:
+            switched = switch.features.prefix_cache
+            if switched is not None and switched != prefix_cache and switch.applies_to(task, tenant):
+                prefix_cache = switched
+        return Features(prefixCache=prefix_cache)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from sluice_runtime.backend import digest
 from sluice_runtime.contract import Contract
-from sluice_runtime.engine.types import EngineLoad, EngineRequest, OutputChunk
+from sluice_runtime.engine.types import EngineLoad, EngineRequest, Grammar, OutputChunk
 from sluice_runtime.evidence import EvidenceLog, Running
 from sluice_runtime.metrics import Metrics
 from sluice_runtime.podconfig import ConfigStore, HeldConfig, PodConfig
@@ -27,7 +27,12 @@ from sluice_runtime.podconfig import ConfigStore, HeldConfig, PodConfig
 class TokenizerPort(Protocol):
     """What the server needs of a tokenizer."""
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]: ...
+    @property
+    def chat_template(self) -> str | None: ...
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]: ...
 
     def encode_text(self, text: str) -> list[int]: ...
 
@@ -44,6 +49,8 @@ class EnginePort(Protocol):
     def tokenizer(self) -> TokenizerPort: ...
 
     def submit(self, request: EngineRequest) -> AsyncIterator[OutputChunk]: ...
+
+    def compile_grammar(self, grammar: str) -> Grammar | None: ...
 
     def cancel(self, request_id: str) -> None: ...
 
@@ -86,14 +93,18 @@ class SecretFile:
             raise ValueError(f"{self._path} is empty")
         return value
 
-    def equals(self, candidate: str) -> bool:
-        """Compare in constant time."""
+    def current(self) -> bytes:
+        """The secret as it stands in the file now, give or take a second."""
         if time.monotonic() - self._read_at > 1:
             self._read_at = time.monotonic()
             # In the middle of a rotation the last value stays good.
             with contextlib.suppress(OSError, ValueError):
                 self._value = self._read()
-        return hmac.compare_digest(candidate.encode("utf-8", "replace"), self._value)
+        return self._value
+
+    def equals(self, candidate: str) -> bool:
+        """Compare in constant time."""
+        return hmac.compare_digest(candidate.encode("utf-8", "replace"), self.current())
 
 
 @dataclass(frozen=True)
@@ -154,7 +165,9 @@ class Runtime:
                 "kv_used": load.kv_blocks_used if load else 0,
                 "kv_total": load.kv_blocks_total if load else 0,
             },
-            "running": [r.body(now) for r in list(self.running.values()) if r.caller.routed],
+            "running": [
+                r.body(now) for r in list(self.running.values()) if r.caller.routed and not r.caller.pair
+            ],
         }
 
 
@@ -170,6 +183,7 @@ def _local_config(name: str) -> HeldConfig:
             "model": name,
             "contract": [],
             "features": {"prefixCache": True},
+            "switches": [],
             "scope": {"name": "local", "isolation": "Public", "epoch": 0, "versions": {}},
             "sampling": {},
             "caps": {},

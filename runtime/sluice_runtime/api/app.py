@@ -16,6 +16,7 @@ from sluice_runtime import logs
 from sluice_runtime.api import errors
 from sluice_runtime.api.data import DataEndpoint, admit, config_for
 from sluice_runtime.api.errors import ApiError, json_response
+from sluice_runtime.api.openapi import document
 from sluice_runtime.api.schemas import ChatRequest, CompletionRequest
 from sluice_runtime.state import Runtime
 
@@ -91,6 +92,10 @@ class _Models:
         return json_response(200, self._body(name))
 
 
+async def described(request: Request) -> Response:
+    return json_response(200, document())
+
+
 def api_app(runtime: Runtime) -> Starlette:
     """The ASGI app of port 8000."""
     probes, models = _Probes(runtime), _Models(runtime)
@@ -99,6 +104,7 @@ def api_app(runtime: Runtime) -> Starlette:
         Route("/v1/completions", DataEndpoint(runtime, CompletionRequest), methods=["POST"]),
         Route("/v1/models", models.all, methods=["GET"]),
         Route("/v1/models/{name:path}", models.one, methods=["GET"]),
+        Route("/openapi.json", described, methods=["GET"]),
         Route("/healthz", probes.healthz, methods=["GET"]),
         Route("/readyz", probes.readyz, methods=["GET"]),
         Route("/metrics", probes.metrics, methods=["GET"]),

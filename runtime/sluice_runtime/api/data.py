@@ -7,30 +7,34 @@ leaves, however it does, the engine's request is cancelled and the exchange ends
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from sluice_runtime import logs
+from sluice_runtime import answer_id, logs
 from sluice_runtime.api import errors
 from sluice_runtime.api.body import ClientLeft, read_body
+from sluice_runtime.api.choices import Choice, Merged, sequences
 from sluice_runtime.api.errors import ApiError
-from sluice_runtime.api.exchange import CLIENT_LEFT, Exchange
+from sluice_runtime.api.exchange import CLIENT_LEFT, Exchange, worst
+from sluice_runtime.api.forms import NO_FORM, Form, form_of
+from sluice_runtime.api.prompt import encode
 from sluice_runtime.api.reply import Reply, SlowReader
 from sluice_runtime.api.responses import ChatFormat, CompletionFormat, Format
 from sluice_runtime.api.schemas import ChatRequest, CompletionRequest, max_new_tokens, parse
+from sluice_runtime.api.tools import Piece
 from sluice_runtime.caller import BadContext, Caller, cache_scope, caller_from
-from sluice_runtime.contract import Judgement, StreamJudge
+from sluice_runtime.contract import RESPONSE_FORMAT, Judgement, StreamJudge, Verdict
 from sluice_runtime.engine.types import (
     EngineRequest,
     EngineStopped,
     FinishReason,
     InvalidRequest,
     OutputChunk,
-    PositionLogprobs,
     QueueFull,
     RequestTooLong,
 )
@@ -38,9 +42,6 @@ from sluice_runtime.podconfig import HeldConfig
 from sluice_runtime.state import EnginePort, Runtime
 
 _BIG_BODY = 64 * 1024
-_MAX_CHARS_PER_TOKEN = 64
-# One thread: tokenizers hold settings that concurrent calls would change under each other.
-_tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
 
 Request = ChatRequest | CompletionRequest
 
@@ -72,7 +73,10 @@ class Accepted:
 
     engine: EnginePort
     request: Request
-    chunks: AsyncIterator[OutputChunk]
+    request_ids: list[str]
+    chunks: Merged
+    choices: list[Choice]
+    form: Form
     format: Format
 
 
@@ -143,8 +147,9 @@ class DataEndpoint:
             await reply.fail(errors.internal())
         finally:
             if accepted is not None:
-                accepted.engine.cancel(exchange.id)
-                await _close(accepted.chunks)
+                for request_id in accepted.request_ids:
+                    accepted.engine.cancel(request_id)
+                await accepted.chunks.aclose()
 
     async def _accept(self, exchange: Exchange, body: bytes) -> Accepted:
         """Everything that can refuse a request, up to its place in the engine's queue."""
@@ -159,23 +164,31 @@ class DataEndpoint:
         )
         if request.model != held.spec.model and held is not self._runtime.local:
             raise errors.model_not_found(request.model)
-        try:
-            prompt_ids = await _encode(engine, request)
-            chunks = engine.submit(
-                self._engine_request(exchange, held, request, prompt_ids, engine.max_model_len)
-            )
-        except RequestTooLong as e:
-            raise errors.bad_request(str(e), e.param, "context_length_exceeded") from None
-        except InvalidRequest as e:
-            raise errors.bad_request(str(e), e.param, "invalid_value") from None
-        except QueueFull as e:
-            raise errors.queue_full(e.num_waiting) from None
-        except EngineStopped:
-            raise errors.engine_unavailable() from None
+        num_choices = 1 if exchange.caller.pair else request.n or 1  # a pair is two answers, compared
+        with _refusals():
+            form = await form_of(request, engine) if isinstance(request, ChatRequest) else NO_FORM
+            prompt_ids = await encode(engine, request)
+            asked = self._engine_request(exchange, held, request, prompt_ids, engine.max_model_len)
+            first, *later = requests = sequences(replace(asked, grammar=form.grammar), num_choices)
+            chunks = Merged(engine.submit(first), later, lambda r: _submit(engine, r))
         exchange.submitted(len(prompt_ids))
-        exchange.judge = StreamJudge(held.contract)
+        choices = [
+            Choice(
+                i, StreamJudge(exchange.contract), form.reader(), None if request.num_logprobs is None else []
+            )
+            for i in range(num_choices)
+        ]
+        exchange.judges = [choice.judge for choice in choices]
         make = ChatFormat if isinstance(request, ChatRequest) else CompletionFormat
-        return Accepted(engine, request, chunks, make(exchange.id, request.model, request.wants_usage))
+        style = make(self._answer_id(exchange), request.model, request.wants_usage, num_choices)
+        return Accepted(engine, request, [r.request_id for r in requests], chunks, choices, form, style)
+
+    def _answer_id(self, exchange: Exchange) -> str:
+        """What the client will know the answer by: under a route, feedback finds the arm through it."""
+        credential = self._runtime.settings.credential
+        if credential is None or not exchange.caller.routed:
+            return exchange.id
+        return answer_id.seal(credential.current(), exchange.caller, int(time.time()))
 
     def _engine_request(
         self,
@@ -185,7 +198,7 @@ class DataEndpoint:
         prompt_ids: list[int],
         max_model_len: int,
     ) -> EngineRequest:
-        spec, num_prompt = held.spec, len(prompt_ids)
+        spec, caller, num_prompt = held.spec, exchange.caller, len(prompt_ids)
         cap = spec.caps.max_input_tokens
         param = "messages" if isinstance(request, ChatRequest) else "prompt"
         if cap is not None and num_prompt > cap:
@@ -200,42 +213,36 @@ class DataEndpoint:
             )
             raise errors.bad_request(message, param, "context_length_exceeded")
         max_tokens = max_new_tokens(request, spec.sampling, spec.caps, max_model_len - num_prompt)
+        sampling = request.sampling(spec.sampling, max_tokens)
         return EngineRequest(
             request_id=exchange.id,
             prompt_ids=tuple(prompt_ids),
-            sampling=request.sampling(spec.sampling, max_tokens),
-            scope=cache_scope(spec.scope, exchange.caller),
-            prefix_cache=spec.features.prefix_cache,
+            sampling=sampling.greedy() if caller.pair else sampling,
+            scope=cache_scope(spec.scope, caller),
+            prefix_cache=spec.features_for(caller.task, caller.tenant).prefix_cache,
+            tenant=caller.tenant,
+            priority=-1 if caller.mirror else 0,
         )
 
 
-async def _encode(engine: EnginePort, request: Request) -> list[int]:
-    if isinstance(request, CompletionRequest) and isinstance(request.prompt, list):
-        return [int(i) for i in request.prompt]  # type: ignore[arg-type]
-    limit = engine.max_model_len * _MAX_CHARS_PER_TOKEN
-    if request.num_prompt_chars() > limit:
-        raise errors.bad_request(
-            f"This model's maximum context length is {engine.max_model_len} tokens; a prompt of "
-            f"more than {limit} characters can't fit.",
-            "messages" if isinstance(request, ChatRequest) else "prompt",
-            "context_length_exceeded",
-        )
-    loop = asyncio.get_running_loop()
-    if isinstance(request, ChatRequest):
-        messages = [message.plain() for message in request.messages]
-        return await loop.run_in_executor(_tokenizing, engine.tokenizer.encode_chat, messages)
-    assert isinstance(request.prompt, str)
-    ids = await loop.run_in_executor(_tokenizing, engine.tokenizer.encode_text, request.prompt)
-    if not ids:
-        raise errors.bad_request("The prompt has no tokens.", "prompt", "invalid_value")
-    return ids
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """The engine's own refusals, as what a client is told."""
+    try:
+        yield
+    except RequestTooLong as e:
+        raise errors.bad_request(str(e), e.param, "context_length_exceeded") from None
+    except InvalidRequest as e:
+        raise errors.bad_request(str(e), e.param, "invalid_value") from None
+    except QueueFull as e:
+        raise errors.queue_full(e.num_waiting) from None
+    except EngineStopped:
+        raise errors.engine_unavailable() from None
 
 
-async def _close(chunks: AsyncIterator[OutputChunk]) -> None:
-    """End an engine's stream now rather than when it is collected as garbage."""
-    aclose = getattr(chunks, "aclose", None)
-    if aclose is not None:
-        await aclose()
+def _submit(engine: EnginePort, request: EngineRequest) -> AsyncIterator[OutputChunk]:
+    with _refusals():
+        return engine.submit(request)
 
 
 async def _until_disconnect(receive: Receive) -> None:
@@ -243,70 +250,95 @@ async def _until_disconnect(receive: Receive) -> None:
         pass
 
 
-async def _watched(exchange: Exchange, chunks: AsyncIterator[OutputChunk]) -> AsyncIterator[OutputChunk]:
+async def _watched(
+    exchange: Exchange, accepted: Accepted
+) -> AsyncIterator[tuple[Choice, Sequence[Piece], OutputChunk]]:
     """The engine's chunks, counted and judged on the way; raises ApiError where the answer must not go on."""
-    judge = exchange.judge
-    assert judge is not None
-    async for chunk in chunks:
-        exchange.saw(chunk)
-        found = [verdict for verdict in judge.feed(chunk.text) if verdict.hard]
+    num_running = len(accepted.choices)
+    async for index, chunk in accepted.chunks:
+        choice = accepted.choices[index]
+        exchange.saw(chunk, index)
+        found = [verdict for verdict in choice.judge.feed(chunk.text) if verdict.hard]
         if found:
             exchange.warn(found)
             if not exchange.caller.mirror:
                 raise errors.contract_violation([verdict.check for verdict in found])
         if chunk.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
-            yield chunk
-            return
+            yield choice, choice.take(chunk), chunk
+            num_running -= 1
+            if not num_running:
+                return
+            continue
         if chunk.finish_reason is FinishReason.ERROR:
             raise errors.engine_error(chunk.error or "The engine failed on this request.")
         if chunk.finish_reason is FinishReason.DEADLINE:
             raise errors.deadline_exceeded()
         if chunk.finish_reason is not None:
             raise errors.engine_unavailable()
-        yield chunk
+        yield choice, choice.take(chunk), chunk
     raise errors.engine_unavailable()
 
 
-async def _judge(exchange: Exchange, text: str, reason: FinishReason) -> None:
-    """Judge the final text and end the exchange; ApiError if a user must not be given it as an answer."""
-    assert exchange.held is not None
-    assert exchange.judge is not None
-    contract, violated = exchange.held.contract, exchange.judge.violated
-    truncated = reason is FinishReason.LENGTH
+async def _judge(exchange: Exchange, accepted: Accepted, choice: Choice) -> None:
+    """Judge one final text; ApiError if a user must not be given it as an answer."""
+    text, truncated = choice.text, choice.reason is FinishReason.LENGTH
+    form_fits, calls_fit = await _check_form(accepted, choice)
+    exchange.answered(text, tool_failed=not truncated and calls_fit is False)
+    contract, violated = exchange.contract, choice.judge.violated
     judgement = Judgement()
     if contract.checks:
         if contract.is_heavy(len(text)):
             judgement = await asyncio.to_thread(contract.judge, text, truncated, violated)
         else:
             judgement = contract.judge(text, truncated, violated)
+    if form_fits is not None:
+        verdict = Verdict(RESPONSE_FORMAT, "JsonSchema", form_fits, False)
+        judgement = replace(judgement, verdicts=(*judgement.verdicts, verdict))
+    choice.judgement = judgement
     if judgement.withhold and not exchange.caller.mirror:
-        refusal = errors.contract_violation(list(judgement.withhold))
-        exchange.verdicts = judgement.verdicts
-        raise refusal
-    exchange.finish("truncated" if truncated else "ok", 200, judgement.verdicts)
+        exchange.verdicts = worst([c.judgement.verdicts for c in accepted.choices])
+        raise errors.contract_violation(list(judgement.withhold))
+    # What a stop of the client's own cut off is as it wanted it.
+    if form_fits is False and not truncated and not accepted.request.stops and not exchange.caller.mirror:
+        exchange.verdicts = worst([c.judgement.verdicts for c in accepted.choices])
+        raise errors.form_broken()
+
+
+async def _check_form(accepted: Accepted, choice: Choice) -> tuple[bool | None, bool | None]:
+    """Whether the content is what was asked for, and whether the calls are; None where there is none."""
+    form, reader = accepted.form, choice.reader
+    calls = reader is not None and bool(reader.calls or reader.malformed)
+    calls_fit = await asyncio.to_thread(form.calls_fit, reader) if reader is not None and calls else None
+    if form.schema is None or calls:
+        return None, calls_fit
+    return await asyncio.to_thread(form.fits, choice.content), calls_fit
+
+
+def _finish(exchange: Exchange, accepted: Accepted) -> None:
+    """All answers are judged: end the exchange."""
+    truncated = any(choice.reason is FinishReason.LENGTH for choice in accepted.choices)
+    verdicts = worst([choice.judgement.verdicts for choice in accepted.choices])
+    exchange.finish("truncated" if truncated else "ok", 200, verdicts)
 
 
 async def _whole(exchange: Exchange, accepted: Accepted, reply: Reply) -> None:
-    texts: list[str] = []
-    logprobs: list[PositionLogprobs] | None = None if accepted.request.num_logprobs is None else []
-    async for chunk in _watched(exchange, accepted.chunks):
-        texts.append(chunk.text)
-        if logprobs is not None and chunk.logprobs:
-            logprobs.extend(chunk.logprobs)
-        reason = chunk.finish_reason
-    assert reason is not None
-    text = "".join(texts)
-    await _judge(exchange, text, reason)
-    await reply.json(200, accepted.format.whole(text, reason, exchange.tokens, logprobs))
+    async for choice, _, chunk in _watched(exchange, accepted):
+        if chunk.finish_reason is not None:
+            await _judge(exchange, accepted, choice)
+    _finish(exchange, accepted)
+    answers = [choice.answer() for choice in accepted.choices]
+    await reply.json(200, accepted.format.whole(answers, exchange.tokens))
 
 
 async def _stream(exchange: Exchange, accepted: Accepted, reply: Reply) -> None:
-    texts: list[str] = []
-    async for chunk in _watched(exchange, accepted.chunks):
-        texts.append(chunk.text)
-        reason = chunk.finish_reason
-        data = accepted.format.delta(chunk)
-        if reason is not None:
-            await _judge(exchange, "".join(texts), reason)
-            data += accepted.format.closing(reason, exchange.tokens)
-        await reply.event(data, accepted.format, last=reason is not None)
+    num_running, style = len(accepted.choices), accepted.format
+    async for choice, pieces, chunk in _watched(exchange, accepted):
+        data = style.delta(choice.index, pieces, chunk.logprobs)
+        if chunk.finish_reason is not None:
+            await _judge(exchange, accepted, choice)
+            data += style.ended(choice.index, choice.finish_reason)
+            num_running -= 1
+        if not num_running:
+            _finish(exchange, accepted)
+            data += style.closing(exchange.tokens)
+        await reply.event(data, style, last=not num_running)

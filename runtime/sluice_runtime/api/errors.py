@@ -103,6 +103,11 @@ def contract_violation(checks: list[str]) -> ApiError:
     return ApiError(502, message, "server_error", code="contract_violation")
 
 
+def form_broken() -> ApiError:
+    message = "The model's answer is not of the form that response_format asks for, and was withheld."
+    return ApiError(502, message, "server_error", "response_format", "response_format_violation")
+
+
 def engine_error(message: str = "The engine failed on this request.") -> ApiError:
     return ApiError(500, message, "server_error", code="engine_error")
 

@@ -8,17 +8,31 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sluice_runtime import logs
+from sluice_runtime import logs, pair
 from sluice_runtime.caller import Caller
-from sluice_runtime.contract import StreamJudge, Verdict
+from sluice_runtime.contract import Contract, StreamJudge, Verdict
 from sluice_runtime.engine.types import OutputChunk, RequestTiming
-from sluice_runtime.evidence import Outcome, Running, Timing, Tokens
+from sluice_runtime.evidence import Flags, Outcome, Running, Timing, Tokens
 from sluice_runtime.podconfig import HeldConfig
+from sluice_runtime.refusal import is_refusal
+from sluice_runtime.repetition import ends_in_loop
 from sluice_runtime.state import Runtime
 
 CLIENT_LEFT = 499
+_NO_CONTRACT = Contract([])
+
+
+def worst(judged: Sequence[tuple[Verdict, ...]]) -> tuple[Verdict, ...]:
+    """One verdict a check, of all the answers to one request: the worst."""
+    found: dict[str, Verdict] = {}
+    for verdict in (v for verdicts in judged for v in verdicts):
+        known = found.get(verdict.check)
+        if known is None or (known.ok, not known.hard) > (verdict.ok, not verdict.hard):
+            found[verdict.check] = verdict
+    return tuple(found.values())
 
 
 def outcome_of(status: int) -> Outcome:
@@ -34,27 +48,35 @@ class Exchange:
     arrived: float = field(default_factory=time.monotonic)
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     held: HeldConfig | None = None
-    judge: StreamJudge | None = None
+    judges: list[StreamJudge] = field(default_factory=list)
     verdicts: tuple[Verdict, ...] | None = None
+    flags: Flags = field(default_factory=Flags)
+    digest: str = ""
     num_prompt: int = 0
     num_output: int = 0
     finished: bool = False
     _submitted: float | None = None
     _first: float | None = None
     _last: float | None = None
-    _timing: RequestTiming | None = None
+    _timings: dict[int, RequestTiming] = field(default_factory=dict)
     _running: Running = field(init=False)
 
     def __post_init__(self) -> None:
         self._running = Running(self.caller, self.arrived)
         self.runtime.running[self.id] = self._running
 
+    @property
+    def contract(self) -> Contract:
+        """What the answer is judged by; a pair's is compared, and counts for nothing else."""
+        assert self.held is not None
+        return _NO_CONTRACT if self.caller.pair else self.held.contract
+
     def submitted(self, num_prompt: int) -> None:
         self.num_prompt = num_prompt
         self._submitted = time.monotonic()
 
-    def saw(self, chunk: OutputChunk) -> None:
-        """Take times and counts from a chunk of the engine."""
+    def saw(self, chunk: OutputChunk, choice: int = 0) -> None:
+        """Take times and counts from a chunk of the engine. `choice`: of which of the answers asked for."""
         if chunk.token_ids:
             self._last = time.monotonic()
             if self._first is None:
@@ -62,20 +84,36 @@ class Exchange:
                 self._running.first_token = True
             self.num_output += len(chunk.token_ids)
         if chunk.timing is not None:
-            self._timing = chunk.timing
+            self._timings[choice] = chunk.timing
 
     @property
     def tokens(self) -> Tokens:
-        cached = self._timing.num_cached_tokens if self._timing is not None else 0
+        """The prompt counts once, however many answers to it were asked for."""
+        cached = self._timings[0].num_cached_tokens if 0 in self._timings else 0
         return Tokens(self.num_prompt, cached, self.num_output)
 
     def timing(self) -> Timing:
-        """The engine's own times where it gave them: how fast a client reads says nothing about the arm."""
+        """The engine's own times where it gave them: how fast a client reads says nothing about the arm. Of
+        several answers: the first one's way to its first token, the mean time a token, the worst jitter, all
+        of the replica's time that they used."""
         now = time.monotonic()
-        if self._timing is not None and self._submitted is not None:
-            lead, t = self._submitted - self.arrived, self._timing
-            ttft = None if t.ttft_s is None else lead + t.ttft_s
-            return Timing(t.queue_s, t.prefill_s, ttft, t.tpot_s, lead + t.total_s)
+        first, timings = self._timings.get(0), list(self._timings.values())
+        if first is not None and self._submitted is not None:
+            lead = self._submitted - self.arrived
+            ttft = None if first.ttft_s is None else lead + first.ttft_s
+            total = lead + first.total_s if len(timings) == 1 else now - self.arrived
+            tpots = [t.tpot_s for t in timings if t.tpot_s is not None]
+            jitters = [t.jitter_s for t in timings if t.jitter_s is not None]
+            busy = [t.busy_s for t in timings if t.busy_s is not None]
+            return Timing(
+                first.queue_s,
+                first.prefill_s,
+                ttft,
+                sum(tpots) / len(tpots) if tpots else None,
+                total,
+                max(jitters, default=None),
+                sum(busy) if busy else None,
+            )
         if self._first is None or self._last is None:
             return Timing(None, None, None, None, now - self.arrived)
         tpot = (self._last - self._first) / (self.num_output - 1) if self.num_output > 1 else None
@@ -94,6 +132,18 @@ class Exchange:
                 final=False,
             )
 
+    def answered(self, text: str, tool_failed: bool = False) -> None:
+        """Take what evidence says of a whole answer, so that its text can be dropped. What is so of one of
+        several answers is so of the request."""
+        self.flags = Flags(
+            refused=self.flags.refused or is_refusal(text),
+            repeated=self.flags.repeated or ends_in_loop(text),
+            tool_failed=self.flags.tool_failed or tool_failed,
+        )
+        token = self.runtime.settings.admin_token
+        if self.caller.pair and token is not None:
+            self.digest = pair.digest(token.current(), self.caller.attempt, text)
+
     def finish(self, outcome: Outcome, status: int, verdicts: tuple[Verdict, ...] | None = None) -> None:
         """End the request; later calls change nothing. Without `verdicts`, what was seen in the stream
         counts.
@@ -103,13 +153,21 @@ class Exchange:
         self.finished = True
         self.runtime.running.pop(self.id, None)
         if verdicts is None:
-            verdicts = self.judge.seen if self.judge is not None else ()
+            verdicts = worst([judge.seen for judge in self.judges])
         timing, tokens = self.timing(), self.tokens
         if self.caller.routed:
             self.runtime.evidence.append(
-                self.caller, outcome=outcome, status=status, timing=timing, tokens=tokens, verdicts=verdicts
+                self.caller,
+                outcome=outcome,
+                status=status,
+                timing=timing,
+                tokens=tokens,
+                verdicts=verdicts,
+                flags=self.flags,
+                digest=self.digest,
             )
-        self.runtime.metrics.observe(self.caller, self.held is not None, outcome, timing, tokens, verdicts)
+        model = None if self.held is None else self.held.spec.model
+        self.runtime.metrics.observe(self.caller, model, outcome, timing, tokens, verdicts, self.flags)
         logs.event(
             "request",
             request_id=self.caller.request_id,
@@ -119,6 +177,7 @@ class Exchange:
             rule=self.caller.rule,
             arm=self.caller.arm,
             mirror=self.caller.mirror,
+            pair=self.caller.pair,
             failed=[v.check for v in verdicts if not v.ok],
             **timing.body(),
             tokens=tokens.body(),

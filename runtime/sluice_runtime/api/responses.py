@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sluice_runtime.engine.types import FinishReason, OutputChunk, PositionLogprobs, TokenLogprob
+from sluice_runtime.api.tools import Piece, ToolCall, ToolDelta
+from sluice_runtime.engine.types import PositionLogprobs, TokenLogprob
 from sluice_runtime.evidence import Tokens
 
 DONE = b"data: [DONE]\n\n"
@@ -32,6 +34,16 @@ def usage(tokens: Tokens) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class Answer:
+    """One whole choice."""
+
+    text: str
+    finish_reason: str
+    logprobs: Sequence[PositionLogprobs] | None = None
+    calls: Sequence[ToolCall] = ()
+
+
 def _chat_logprobs(positions: Sequence[PositionLogprobs]) -> dict[str, Any]:
     def one(t: TokenLogprob) -> dict[str, Any]:
         return {"token": t.token, "logprob": t.logprob, "bytes": list(t.data)}
@@ -42,6 +54,13 @@ def _chat_logprobs(positions: Sequence[PositionLogprobs]) -> dict[str, Any]:
     }
 
 
+def _call_delta(delta: ToolDelta) -> dict[str, Any]:
+    if delta.call is None:
+        return {"index": delta.index, "function": {"arguments": delta.arguments}}
+    function = {"name": delta.call.name, "arguments": delta.arguments}
+    return {"index": delta.index, "id": delta.call.id, "type": "function", "function": function}
+
+
 @dataclass
 class ChatFormat:
     """`chat.completion` and its chunks."""
@@ -49,6 +68,7 @@ class ChatFormat:
     id: str
     model: str
     include_usage: bool = False
+    num_choices: int = 1
     created: int = field(default_factory=lambda: int(time.time()))
 
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
@@ -64,41 +84,62 @@ class ChatFormat:
         return sse(body)
 
     @staticmethod
-    def _choice(delta: dict[str, Any], finish: str | None, logprobs: Any = None) -> dict[str, Any]:
-        return {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+    def _choice(
+        index: int, delta: dict[str, Any], finish: str | None, logprobs: Any = None
+    ) -> dict[str, Any]:
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
 
     def opening(self) -> bytes:
-        return self._chunk([self._choice({"role": "assistant", "content": ""}, None)])
+        delta = {"role": "assistant", "content": ""}
+        return b"".join(self._chunk([self._choice(i, delta, None)]) for i in range(self.num_choices))
 
-    def delta(self, chunk: OutputChunk) -> bytes:
-        """The event for a chunk's text; nothing if it has neither text nor log-probabilities."""
-        if not chunk.text and not chunk.logprobs:
-            return b""
-        logprobs = _chat_logprobs(chunk.logprobs) if chunk.logprobs else None
-        return self._chunk([self._choice({"content": chunk.text}, None, logprobs)])
+    def delta(
+        self, index: int, pieces: Sequence[Piece], positions: Sequence[PositionLogprobs] | None
+    ) -> bytes:
+        """The events for what a chunk brings; nothing if it has neither text nor log-probabilities."""
+        logprobs = _chat_logprobs(positions) if positions else None
+        deltas: list[dict[str, Any]] = [
+            {"content": piece} if isinstance(piece, str) else {"tool_calls": [_call_delta(piece)]}
+            for piece in pieces
+            if piece
+        ]
+        if logprobs is not None and not deltas:
+            deltas = [{"content": ""}]
+        # A chunk's log-probabilities go with its first event.
+        return b"".join(
+            self._chunk([self._choice(index, delta, None, None if i else logprobs)])
+            for i, delta in enumerate(deltas)
+        )
 
-    def closing(self, reason: FinishReason, tokens: Tokens) -> bytes:
-        data = self._chunk([self._choice({}, reason.value)])
-        if self.include_usage:
-            data += self._chunk([], usage=usage(tokens))
-        return data + DONE
+    def ended(self, index: int, finish_reason: str) -> bytes:
+        """The last event of one choice."""
+        return self._chunk([self._choice(index, {}, finish_reason)])
 
-    def whole(
-        self, text: str, reason: FinishReason, tokens: Tokens, logprobs: Sequence[PositionLogprobs] | None
-    ) -> dict[str, Any]:
-        choice = {
-            "index": 0,
-            "message": {"role": "assistant", "content": text, "refusal": None},
-            "logprobs": None if logprobs is None else _chat_logprobs(logprobs),
-            "finish_reason": reason.value,
-        }
+    def closing(self, tokens: Tokens) -> bytes:
+        """What follows the last choice."""
+        return (self._chunk([], usage=usage(tokens)) if self.include_usage else b"") + DONE
+
+    def whole(self, answers: Sequence[Answer], tokens: Tokens) -> dict[str, Any]:
         return {
             "id": f"chatcmpl-{self.id}",
             "object": "chat.completion",
             "created": self.created,
             "model": self.model,
-            "choices": [choice],
+            "choices": [self._whole_choice(i, answer) for i, answer in enumerate(answers)],
             "usage": usage(tokens),
+        }
+
+    @staticmethod
+    def _whole_choice(index: int, answer: Answer) -> dict[str, Any]:
+        content = None if answer.calls and not answer.text else answer.text
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if answer.calls:
+            message["tool_calls"] = [call.body() for call in answer.calls]
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": None if answer.logprobs is None else _chat_logprobs(answer.logprobs),
+            "finish_reason": answer.finish_reason,
         }
 
 
@@ -109,8 +150,9 @@ class CompletionFormat:
     id: str
     model: str
     include_usage: bool = False
+    num_choices: int = 1
     created: int = field(default_factory=lambda: int(time.time()))
-    _offset: int = 0
+    _offsets: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
 
     def _body(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         return {
@@ -125,42 +167,56 @@ class CompletionFormat:
     def _chunk(self, choices: list[dict[str, Any]]) -> bytes:
         return sse(self._body(choices, **({"usage": None} if self.include_usage else {})))
 
-    def _logprobs(self, positions: Sequence[PositionLogprobs] | None) -> dict[str, Any] | None:
+    def _logprobs(self, index: int, positions: Sequence[PositionLogprobs] | None) -> dict[str, Any] | None:
         if positions is None:
             return None
         offsets = []
         for p in positions:
-            offsets.append(self._offset)
-            self._offset += len(p.chosen.token)
+            offsets.append(self._offsets[index])
+            self._offsets[index] += len(p.chosen.token)
         return {
-            "tokens": [p.chosen.token for p in positions],
+            "tokens": [_token_name(p.chosen) for p in positions],
             "token_logprobs": [p.chosen.logprob for p in positions],
-            "top_logprobs": [{t.token: t.logprob for t in p.top} for p in positions],
+            "top_logprobs": [{_token_name(t): t.logprob for t in p.top} for p in positions],
             "text_offset": offsets,
         }
 
     @staticmethod
-    def _choice(text: str, finish: str | None, logprobs: Any = None) -> dict[str, Any]:
-        return {"index": 0, "text": text, "logprobs": logprobs, "finish_reason": finish}
+    def _choice(index: int, text: str, finish: str | None, logprobs: Any = None) -> dict[str, Any]:
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
     def opening(self) -> bytes:
         return b""
 
-    def delta(self, chunk: OutputChunk) -> bytes:
-        if not chunk.text and not chunk.logprobs:
+    def delta(
+        self, index: int, pieces: Sequence[Piece], positions: Sequence[PositionLogprobs] | None
+    ) -> bytes:
+        text = "".join(piece for piece in pieces if isinstance(piece, str))
+        if not text and not positions:
             return b""
-        return self._chunk([self._choice(chunk.text, None, self._logprobs(chunk.logprobs))])
+        return self._chunk([self._choice(index, text, None, self._logprobs(index, positions or None))])
 
-    def closing(self, reason: FinishReason, tokens: Tokens) -> bytes:
-        data = self._chunk([self._choice("", reason.value)])
-        if self.include_usage:
-            data += sse(self._body([], usage=usage(tokens)))
-        return data + DONE
+    def ended(self, index: int, finish_reason: str) -> bytes:
+        return self._chunk([self._choice(index, "", finish_reason)])
 
-    def whole(
-        self, text: str, reason: FinishReason, tokens: Tokens, logprobs: Sequence[PositionLogprobs] | None
-    ) -> dict[str, Any]:
-        return self._body([self._choice(text, reason.value, self._logprobs(logprobs))], usage=usage(tokens))
+    def closing(self, tokens: Tokens) -> bytes:
+        return (sse(self._body([], usage=usage(tokens))) if self.include_usage else b"") + DONE
+
+    def whole(self, answers: Sequence[Answer], tokens: Tokens) -> dict[str, Any]:
+        choices = [
+            self._choice(i, answer.text, answer.finish_reason, self._logprobs(i, answer.logprobs))
+            for i, answer in enumerate(answers)
+        ]
+        return self._body(choices, usage=usage(tokens))
+
+
+def _token_name(token: TokenLogprob) -> str:
+    """A token's text; where it is part of a character, its bytes, or two tokens would have one name."""
+    try:
+        token.data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.data)
+    return token.token
 
 
 Format = ChatFormat | CompletionFormat

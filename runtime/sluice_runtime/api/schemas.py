@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from sluice_runtime.api.errors import ApiError, bad_request, not_supported
 from sluice_runtime.engine.types import MAX_TOP_LOGPROBS, SamplingParams
@@ -18,6 +18,9 @@ from sluice_runtime.podconfig import Caps, SamplingDefaults, dotted
 
 MAX_MESSAGES = 4096
 MAX_STOP = 4
+MAX_N = 16
+MAX_TOOLS = 128
+MAX_CALLS = 128
 _INT64 = 2**63
 
 
@@ -54,7 +57,7 @@ class _Common(_Body):
     model: Annotated[str, Field(min_length=1)]
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: int | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -66,6 +69,7 @@ class _Common(_Body):
     # Extensions that other servers of open models have too.
     top_k: Annotated[int, Field(ge=0, lt=_INT64)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=64)] | None = None
     ignore_eos: bool | None = None
     # Hints that change nothing about an answer.
@@ -88,6 +92,11 @@ class _Common(_Body):
     def wanted_max_tokens(self) -> tuple[str, int | None]:
         return "max_tokens", self.max_tokens
 
+    @property
+    def stops(self) -> bool:
+        """Whether the request itself says where an answer is cut."""
+        return bool(self.stop or self.stop_token_ids)
+
     def sampling(self, defaults: SamplingDefaults, max_tokens: int) -> SamplingParams:
         """What the engine is to do: the request's word, else the configuration's, else OpenAI's."""
         temperature = _first(self.temperature, defaults.temperature, 1.0)
@@ -103,6 +112,7 @@ class _Common(_Body):
             stop_token_ids=tuple(self.stop_token_ids or ()),
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=_first(self.repetition_penalty, 1.0),
             logit_bias={int(k): v for k, v in (self.logit_bias or {}).items()},
             logprobs=self.num_logprobs,
             ignore_eos=bool(self.ignore_eos),
@@ -118,23 +128,111 @@ class TextPart(_Body):
     text: str
 
 
+_NAME = r"^[A-Za-z0-9_-]{1,64}$"
+
+
+class CalledFunction(_Body):
+    name: Annotated[str, Field(pattern=_NAME)]
+    arguments: str
+
+
+class CalledTool(_Body):
+    id: Annotated[str, Field(min_length=1, max_length=256)]
+    type: Literal["function"]
+    function: CalledFunction
+
+    def plain(self) -> dict[str, Any]:
+        """As chat templates want it: arguments as an object, where they are one."""
+        arguments: Any = self.function.arguments
+        try:
+            value = json.loads(arguments)
+            arguments = value if isinstance(value, dict) else arguments
+        except (ValueError, RecursionError):
+            pass
+        function = {"name": self.function.name, "arguments": arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
 class Message(_Body):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[TextPart], Field(min_length=1)] | None = None
     name: Annotated[str, Field(max_length=512)] | None = None
+    tool_calls: Annotated[list[CalledTool], Field(min_length=1, max_length=MAX_CALLS)] | None = None
+    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
     # An answer handed back as the stock client dumps it.
     refusal: None = None
     annotations: None = None
     audio: None = None
     function_call: None = None
-    tool_calls: None = None
 
-    def plain(self) -> dict[str, str]:
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, list):
+            return "\n".join(part.text for part in self.content)
+        return self.content or ""
+
+    def problem(self, open_calls: frozenset[str]) -> tuple[str, str] | None:
+        """Field and fault, if this message can't stand after calls that are `open_calls`."""
+        if self.tool_calls is not None and self.role != "assistant":
+            return "tool_calls", "only the assistant calls tools"
+        if (self.tool_call_id is not None) != (self.role == "tool"):
+            return "tool_call_id", "belongs to messages with the role tool, and to each of them"
+        if self.role == "tool" and self.tool_call_id not in open_calls:
+            return "tool_call_id", "must answer one of the tool_calls before it"
+        if self.content is None and self.tool_calls is None:
+            if "content" not in self.model_fields_set:
+                return "content", "missing"
+            return "content", "must be a string or a list of parts"
+        return None
+
+    def plain(self) -> dict[str, Any]:
         """As chat templates want it: a role they know, and one string."""
-        text = (
-            self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
-        )
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+        plain: dict[str, Any] = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": self.text,
+        }
+        if self.tool_calls is not None:
+            plain["tool_calls"] = [call.plain() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            plain["tool_call_id"] = self.tool_call_id
+        return plain
+
+
+class Function(_Body):
+    name: Annotated[str, Field(pattern=_NAME)]
+    description: Annotated[str, Field(max_length=16_384)] | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(_Body):
+    type: Literal["function"]
+    function: Function
+
+    def plain(self) -> dict[str, Any]:
+        function = self.function.model_dump(exclude_none=True, exclude={"strict"})
+        return {"type": "function", "function": {"parameters": {"type": "object"}, **function}}
+
+
+class NamedFunction(_Body):
+    name: str
+
+
+class NamedTool(_Body):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class JsonSchemaFormat(_Body):
+    name: Annotated[str, Field(pattern=_NAME)]
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(_Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
 
 
 class ChatRequest(_Common):
@@ -142,15 +240,82 @@ class ChatRequest(_Common):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
 
-    @model_validator(mode="after")
-    def _consistent(self) -> ChatRequest:
+    def check(self) -> None:
+        """What fields say of each other. ApiError names one."""
         if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs to be true")
+            raise _invalid("top_logprobs", "needs logprobs to be true")
         both = self.max_tokens is not None and self.max_completion_tokens is not None
         if both and self.max_tokens != self.max_completion_tokens:
-            raise ValueError("max_tokens and max_completion_tokens contradict each other")
-        return self
+            raise _invalid("max_tokens", "contradicts max_completion_tokens")
+        self._check_messages()
+        self._check_tools()
+        wanted = self.response_format
+        if wanted is not None and (wanted.type == "json_schema") != (wanted.json_schema is not None):
+            raise _invalid("response_format.json_schema", "belongs to the type json_schema, and to it alone")
+        if self.ignore_eos and (self.schema_wanted is not None or self.callable_tools):
+            raise _invalid("ignore_eos", "an answer of a given form ends by itself")
+
+    def _check_messages(self) -> None:
+        open_calls: frozenset[str] = frozenset()
+        for i, message in enumerate(self.messages):
+            problem = message.problem(open_calls)
+            if problem is not None:
+                at = f"messages[{i}].{problem[0]}"
+                raise _missing(at) if problem[1] == "missing" else _invalid(at, problem[1])
+            if message.tool_calls is not None:
+                open_calls = frozenset(call.id for call in message.tool_calls)
+            elif message.role != "tool":
+                open_calls = frozenset()
+
+    def _check_tools(self) -> None:
+        names = [tool.function.name for tool in self.tools or ()]
+        for i, name in enumerate(names):
+            if name in names[:i]:
+                raise _invalid(f"tools[{i}].function.name", "is the name of another tool, too")
+        if not names:
+            if self.tool_choice not in (None, "none"):
+                raise _invalid("tool_choice", "needs tools")
+            if self.parallel_tool_calls is not None and self.tools is not None:
+                raise _invalid("tools", "must not be empty")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            raise _invalid("tool_choice.function.name", "is the name of no tool")
+
+    @property
+    def schema_wanted(self) -> dict[str, Any] | None:
+        """What `response_format` says about the answer, as a JSON schema."""
+        wanted = self.response_format
+        if wanted is None or wanted.type == "text":
+            return None
+        schema = None if wanted.json_schema is None else wanted.json_schema.schema_
+        return {"type": "object"} if schema is None else schema
+
+    @property
+    def callable_tools(self) -> list[tuple[int, Tool]]:
+        """The tools that this answer may call, with their places in `tools`."""
+        tools = list(enumerate(self.tools or ()))
+        if self.tool_choice == "none":
+            return []
+        if isinstance(self.tool_choice, NamedTool):
+            return [(i, t) for i, t in tools if t.function.name == self.tool_choice.function.name]
+        return tools
+
+    @property
+    def must_call(self) -> bool:
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+
+    @property
+    def may_call_in_parallel(self) -> bool:
+        return self.parallel_tool_calls is not False and not isinstance(self.tool_choice, NamedTool)
+
+    @property
+    def told_tools(self) -> list[dict[str, Any]]:
+        """What the model is told about: nothing that it may not call."""
+        return [] if self.tool_choice == "none" else [tool.plain() for tool in self.tools or ()]
 
     @property
     def num_logprobs(self) -> int | None:
@@ -163,7 +328,9 @@ class ChatRequest(_Common):
         return "max_tokens", self.max_tokens
 
     def num_prompt_chars(self) -> int:
-        return sum(len(m.plain()["content"]) for m in self.messages)
+        calls = [c.function for m in self.messages for c in m.tool_calls or ()]
+        told = sum(len(json.dumps(tool, ensure_ascii=False)) for tool in self.told_tools)
+        return sum(len(m.text) for m in self.messages) + sum(len(f.arguments) for f in calls) + told
 
 
 TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
@@ -173,15 +340,14 @@ class CompletionRequest(_Common):
     prompt: str | list[str] | TokenIds | list[TokenIds]
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 
-    @model_validator(mode="after")
-    def _one_prompt(self) -> CompletionRequest:
+    def check(self) -> None:
+        """What fields say of each other. ApiError names one."""
         if isinstance(self.prompt, list) and self.prompt and not isinstance(self.prompt[0], int):
             if len(self.prompt) > 1:
-                raise ValueError("prompt: several prompts in one request are not supported yet")
+                raise _invalid("prompt", "several prompts in one request are not supported: send several")
             self.prompt = self.prompt[0]
         if not self.prompt:
-            raise ValueError("prompt must not be empty")
-        return self
+            raise _invalid("prompt", "must not be empty")
 
     @property
     def num_logprobs(self) -> int | None:
@@ -195,12 +361,8 @@ class CompletionRequest(_Common):
 
 # Fields that OpenAI has and we don't (yet), with the values that mean "as if absent".
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "tools": (),
-    "tool_choice": ("none",),
-    "parallel_tool_calls": (True, False),
     "functions": (),
     "function_call": ("none",),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -236,10 +398,7 @@ def parse(kind: type[ChatRequest] | type[CompletionRequest], data: bytes) -> Cha
         request = kind.model_validate(raw)
     except ValidationError as e:
         raise _explain(e) from None
-    if request.n is not None and request.n != 1:
-        raise bad_request(
-            "Only n=1 is supported: send several requests instead.", "n", "unsupported_parameter"
-        )
+    request.check()
     if request.stream_options is not None and not request.stream:
         raise bad_request("stream_options is only allowed when stream is true.", "stream_options")
     return request
@@ -256,6 +415,14 @@ def _json_object(data: bytes) -> dict[str, Any]:
     return raw
 
 
+def _missing(param: str) -> ApiError:
+    return bad_request(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
+
+
+def _invalid(param: str, why: str) -> ApiError:
+    return bad_request(f"Invalid value for '{param}': {why}.", param, "invalid_value")
+
+
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
@@ -268,7 +435,7 @@ def _explain(error: ValidationError) -> ApiError:
     param = dotted(loc) or None
     kind, text = first["type"], str(first["msg"]).removeprefix("Value error, ")
     if kind == "missing":
-        return bad_request(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
+        return _missing(str(param))
     if kind == "extra_forbidden":
         name = dotted(loc)[:200]
         return bad_request(f"Unrecognized request argument supplied: {name}", name, "unknown_parameter")
@@ -280,7 +447,9 @@ def _explain(error: ValidationError) -> ApiError:
 
 
 def _is_union_branch(part: int | str) -> bool:
-    return isinstance(part, str) and (part == "str" or "[" in part or part == "constrained-str")
+    return isinstance(part, str) and (
+        part == "str" or "[" in part or part in ("constrained-str", "NamedTool")
+    )
 
 
 def _most_telling(problems: list[Any]) -> Any:

@@ -23,7 +23,15 @@ from transformers import AttentionInterface
 
 IMPLEMENTATION = "sluice_paged"
 _IGNORABLE = frozenset(
-    {"dropout", "position_ids", "use_cache", "is_causal", "output_attentions", "output_hidden_states"}
+    {
+        "dropout",
+        "position_ids",
+        "use_cache",
+        "is_causal",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+    }
 )
 
 
@@ -141,6 +149,7 @@ class ProbeCache:
     def __init__(self) -> None:
         self.shapes: dict[int, tuple[int, int, int]] = {}
         self.attended: list[int] = []
+        self.windows: dict[int, int | None] = {}
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         if layer_idx in self.shapes:
@@ -191,6 +200,7 @@ def paged_attention(
     )
     if isinstance(paged_cache, ProbeCache):
         paged_cache.attended.append(layer)
+        paged_cache.windows[layer] = sliding_window
         return query.transpose(1, 2).new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
     if paged_cache is None:
         raise UnsupportedAttention("this model does not hand keyword arguments on to its attention")

@@ -3,8 +3,12 @@
 Invariant (`check_integrity`): every block is in exactly one of three states.
 
     free        no reference, no key      in `_free`
-    cached      no reference, has a key   in `_evictable`, least recently used first
+    cached      no reference, has a key   in one tier of `_evictable`, least recently used first
     referenced  one reference for each block table it stands in; may have a key too
+
+Cached blocks are evicted by value: those of low-priority requests, then those that nobody has asked for
+again, then those that somebody has (LOW, ONCE, SHARED). SHARED holds at most three quarters of all blocks:
+beyond that its least recently used go down a tier, so that yesterday's favourite prefix leaves in the end.
 
 The prefix cache maps a key to a block. Keys chain: key(i) = SHA-256(scope, key(i-1), tokens of block i), each
 field length-prefixed, so a block is found only by the same scope with the same whole prefix. On a hit scope,
@@ -20,6 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 ROOT_KEY = b""
+LOW, ONCE, SHARED = range(3)
 
 
 def block_key(scope: str, parent: bytes, tokens: Sequence[int]) -> bytes:
@@ -52,8 +57,11 @@ class BlockManager:
         self._num_refs = [0] * num_blocks
         self._content: list[_Content | None] = [None] * num_blocks
         self._free: deque[int] = deque(range(num_blocks))
-        self._evictable: OrderedDict[int, None] = OrderedDict()
+        self._tier = [ONCE] * num_blocks
+        self._evictable: tuple[OrderedDict[int, None], ...] = (OrderedDict(), OrderedDict(), OrderedDict())
+        self._max_shared = max(1, num_blocks * 3 // 4)
         self._by_key: dict[bytes, int] = {}
+        self.num_evictions_total = 0
 
     @property
     def num_used(self) -> int:
@@ -63,7 +71,7 @@ class BlockManager:
     @property
     def num_available(self) -> int:
         """Blocks that can be handed out now, evicting cached ones if need be."""
-        return len(self._free) + len(self._evictable)
+        return len(self._free) + sum(map(len, self._evictable))
 
     @property
     def num_cached(self) -> int:
@@ -89,28 +97,41 @@ class BlockManager:
             parent = key
         return found
 
-    def allocate(self, num_blocks: int, prefix: Sequence[int] = ()) -> list[int] | None:
+    def num_idle(self, blocks: Sequence[int]) -> int:
+        """How many of these count as available: nobody references them."""
+        return sum(1 for block in blocks if self._num_refs[block] == 0)
+
+    def num_exclusive(self, block_table: Sequence[int]) -> int:
+        """How many of these become available when their one owner lets go."""
+        return sum(1 for block in block_table if self._num_refs[block] == 1)
+
+    def allocate(
+        self, num_blocks: int, prefix: Sequence[int] = (), *, asked_again: bool = True
+    ) -> list[int] | None:
         """A block table of `num_blocks`, starting with the cached blocks of `prefix`; None if there is no
-        room."""
+        room. `asked_again`: it is another request than the one that filled the prefix."""
         num_new = num_blocks - len(prefix)
-        num_revived = sum(1 for block in prefix if self._num_refs[block] == 0)
-        if num_new < 0 or num_new + num_revived > self.num_available:
+        if num_new < 0 or num_new + self.num_idle(prefix) > self.num_available:
             return None
         for block in prefix:
-            self._evictable.pop(block, None)
+            self._evictable[self._tier[block]].pop(block, None)
             self._num_refs[block] += 1
+            if asked_again:
+                self._tier[block] = SHARED
         return [*prefix, *(self._take() for _ in range(num_new))]
 
     def _take(self) -> int:
         if self._free:
             block = self._free.popleft()
         else:
-            block, _ = self._evictable.popitem(last=False)
+            block, _ = next(tier for tier in self._evictable if tier).popitem(last=False)
             content = self._content[block]
             assert content is not None
             del self._by_key[content.key]
             self._content[block] = None
+            self.num_evictions_total += 1
         self._num_refs[block] = 1
+        self._tier[block] = ONCE
         return block
 
     def release(self, block_table: Sequence[int]) -> None:
@@ -124,9 +145,23 @@ class BlockManager:
                 if self._content[block] is None:
                     self._free.append(block)
                 else:
-                    self._evictable[block] = None
+                    self._evictable[self._tier[block]][block] = None
+        shared = self._evictable[SHARED]
+        while len(shared) > self._max_shared:
+            block, _ = shared.popitem(last=False)
+            self._tier[block] = ONCE
+            self._evictable[ONCE][block] = None
 
-    def publish(self, block: int, key: bytes, scope: str, parent: bytes, tokens: Sequence[int]) -> None:
+    def publish(
+        self,
+        block: int,
+        key: bytes,
+        scope: str,
+        parent: bytes,
+        tokens: Sequence[int],
+        *,
+        low_priority: bool = False,
+    ) -> None:
         """Let the prefix cache find a referenced block whose KV is complete; the first block of a key
         stays."""
         if self._num_refs[block] < 1:
@@ -135,11 +170,13 @@ class BlockManager:
             return
         self._by_key[key] = block
         self._content[block] = _Content(key, scope, parent, tuple(tokens))
+        self._tier[block] = LOW if low_priority else ONCE
 
     def clear_cache(self) -> None:
         """Forget all cached prefixes; blocks in use stay in use, but can no longer be found."""
-        self._free.extend(self._evictable)
-        self._evictable.clear()
+        for tier in self._evictable:
+            self._free.extend(tier)
+            tier.clear()
         for block in self._by_key.values():
             self._content[block] = None
         self._by_key.clear()
@@ -153,7 +190,7 @@ class BlockManager:
             for block in table:
                 num_refs[block] += 1
         assert num_refs == self._num_refs, f"references: tables say {num_refs}, manager says {self._num_refs}"
-        free, evictable = set(self._free), set(self._evictable)
+        free, evictable = set(self._free), {block for tier in self._evictable for block in tier}
         assert len(free) == len(self._free), "a block is free twice"
         for block in range(self.num_blocks):
             content = self._content[block]
@@ -162,6 +199,7 @@ class BlockManager:
             assert (block in evictable) == (idle and content is not None), (
                 f"block {block}: wrongly (not) evictable"
             )
+            assert (block in self._evictable[self._tier[block]]) == (block in evictable), f"{block}: its tier"
             assert content is None or self._by_key.get(content.key) == block, (
                 f"block {block}: key points elsewhere"
             )

@@ -23,22 +23,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sluice_runtime.engine import machine
+from sluice_runtime.engine import machine, support
 from sluice_runtime.engine.attention import UnsupportedAttention
 from sluice_runtime.engine.blocks import BlockManager
 from sluice_runtime.engine.detokenizer import Detokenizer
-from sluice_runtime.engine.rate import Rate
+from sluice_runtime.engine.plan import ScheduledChunk, SchedulerOutput
+from sluice_runtime.engine.rate import Pace, Rate
 from sluice_runtime.engine.request import ActiveRequest, validate
 from sluice_runtime.engine.runner import ModelRunner, num_kv_blocks
 from sluice_runtime.engine.sampler import Sampled, SamplerState, SamplingFailed, sample
-from sluice_runtime.engine.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
+from sluice_runtime.engine.scheduler import Scheduler
 from sluice_runtime.engine.streams import Outbox, OutputStream
+from sluice_runtime.engine.structured import GrammarCompiler
 from sluice_runtime.engine.types import (
     EngineConfig,
     EngineLoad,
     EngineRequest,
     EngineStopped,
     FinishReason,
+    Grammar,
     InvalidRequest,
     OutputChunk,
     PositionLogprobs,
@@ -80,11 +83,16 @@ class Engine:
         context = config.max_model_len or model.max_position_embeddings
         if context > model.max_position_embeddings:
             raise ValueError(f"max_model_len {context} is beyond the model's {model.max_position_embeddings}")
-        self._num_blocks = num_kv_blocks(config, self._runner.bytes_per_block(), context)
+        machine.give_back_freed()
+        self._num_blocks = num_kv_blocks(config, self._runner.sizes(), context)
         try:
             self._runner.allocate_kv(self._num_blocks)
         except (RuntimeError, MemoryError) as error:
             raise OutOfMemory(f"the KV cache of {self._num_blocks} blocks can't be allocated") from error
+        try:
+            support.check_answers(self._runner, self._num_blocks)
+        except UnsupportedAttention as error:
+            raise UnsupportedModel(str(error)) from error
         self._context = context
         self._scheduler = self._new_scheduler()
         self.max_model_len = self._scheduler.max_model_len
@@ -92,11 +100,13 @@ class Engine:
         self._lock = threading.Lock()
         self._active: dict[str, ActiveRequest] = {}
         self._samplers: dict[str, SamplerState] = {}
+        self._grammars = GrammarCompiler(model.tokenizer, model.eos_token_ids)
         self._thread: threading.Thread | None = None
         self._stopping = False
-        self._beat = time.monotonic()
+        self._beat = self._shared_until = time.monotonic()
         self._outbox = Outbox()
         self._rate = Rate()
+        self._pace = Pace(config.max_batch_tokens)
         self._num_tokens = self._num_prompt_tokens = self._num_steps = self._num_requests = 0
 
     def _new_scheduler(self) -> Scheduler:
@@ -163,6 +173,11 @@ class Engine:
         if active is not None:
             self._inbox.put(_Message(active, cancel=True))
 
+    def compile_grammar(self, grammar: str) -> Grammar:
+        """A form for answers, from its text (grammar.py). Takes milliseconds; any thread but the loop's.
+        Raises `InvalidRequest`, without a `param`."""
+        return self._grammars.compile(grammar)
+
     def load(self) -> EngineLoad:
         """What the engine carries now."""
         scheduler, now = self._scheduler, time.monotonic()
@@ -181,6 +196,9 @@ class Engine:
             prefix_hit_tokens_total=scheduler.prefix_hit_tokens_total,
             num_steps_total=self._num_steps,
             num_requests_total=self._num_requests,
+            num_preemptions_total=scheduler.num_preemptions_total,
+            num_recomputed_tokens_total=scheduler.num_recomputed_tokens_total,
+            num_evictions_total=scheduler.blocks.num_evictions_total,
         )
 
     def running_ages(self) -> list[RunningAge]:
@@ -242,22 +260,28 @@ class Engine:
             self._end(request.request_id, FinishReason.CANCELLED)
             return
         try:
-            self._samplers[request.request_id] = SamplerState(request.sampling, self._runner.device)
+            self._samplers[request.request_id] = SamplerState(
+                request.sampling, request.prompt_ids, request.grammar, self._runner.device
+            )
             self._scheduler.add(request)
         except Exception as error:
             self._fail(request.request_id, error)
 
     def _step(self) -> None:
         now = time.monotonic()
-        plan = self._scheduler.schedule(now)
+        if not self._scheduler.num_running:
+            self._shared_until = now  # the time before was nobody's
+        plan = self._scheduler.schedule(now, self._pace.max_prompt_tokens())
         for request_id in plan.expired:
             self._end(request_id, FinishReason.DEADLINE)
         for request_id in plan.admitted:
             self._admitted(request_id, now)
         if not plan.chunks:
             return
-        sampled = self._compute(plan)
+        began, sampled = time.monotonic(), self._compute(plan)
         now = time.monotonic()
+        self._pace.saw(plan.num_streams, plan.num_tokens - plan.num_streams, now - began)
+        self._share(plan, now)
         events = self._scheduler.update_from_output(plan, {i: s.token_id for i, s in sampled.items()})
         for event in events:
             try:
@@ -267,6 +291,16 @@ class Engine:
         self._num_steps += 1
         self._num_tokens += len(events)
         self._rate.add(now, len(events))
+
+    def _share(self, plan: SchedulerOutput, now: float) -> None:
+        """Charge the time since the last step was shared, what followed that one included, to this one's
+        sequences."""
+        per_token = (now - self._shared_until) / plan.num_tokens
+        self._shared_until = now
+        for chunk in plan.chunks:
+            active = self._active.get(chunk.request_id)
+            if active is not None:
+                active.busy_s += per_token * len(chunk.token_ids)
 
     def _admitted(self, request_id: str, now: float) -> None:
         active, state = self._active[request_id], self._scheduler.get(request_id)
@@ -309,18 +343,21 @@ class Engine:
         self._samplers[request_id].observe(sampled.token_id)
         active.token_arrived(now)
         # The token that stops is no text.
-        text = "" if reason is FinishReason.STOP else active.detokenizer.push((sampled.token_id,))
+        is_text = reason is not FinishReason.STOP
+        text = active.detokenizer.push((sampled.token_id,)) if is_text else ""
         if active.detokenizer.stopped:
             reason = FinishReason.STOP
-        logprobs = self._logprobs(sampled)
+        logprobs = self._logprobs(sampled, is_text)
         if reason is not None:
             self._end(request_id, reason, text=text, token_ids=(sampled.token_id,), logprobs=logprobs)
         else:
             self._outbox.put(active, OutputChunk(text, (sampled.token_id,), logprobs))
 
-    def _logprobs(self, sampled: Sampled) -> tuple[PositionLogprobs, ...] | None:
+    def _logprobs(self, sampled: Sampled, is_text: bool) -> tuple[PositionLogprobs, ...] | None:
         if sampled.chosen_logprob is None:
             return None
+        if not is_text:
+            return ()
         chosen = self._token_logprob(sampled.token_id, sampled.chosen_logprob)
         return (PositionLogprobs(chosen, tuple(self._token_logprob(i, v) for i, v in sampled.top)),)
 

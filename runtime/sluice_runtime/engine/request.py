@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sluice_runtime.engine.detokenizer import Detokenizer
+from sluice_runtime.engine.jitter import Gaps
 from sluice_runtime.engine.types import (
     MAX_TOP_LOGPROBS,
     EngineRequest,
@@ -24,6 +25,7 @@ from sluice_runtime.engine.types import (
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
+MAX_REPETITION_PENALTY = 10
 
 
 def validate(request: EngineRequest, vocab_size: int, max_model_len: int) -> None:
@@ -44,6 +46,11 @@ def validate(request: EngineRequest, vocab_size: int, max_model_len: int) -> Non
         (-2 <= sampling.presence_penalty <= 2, "presence_penalty", "must be between -2 and 2"),
         (-2 <= sampling.frequency_penalty <= 2, "frequency_penalty", "must be between -2 and 2"),
         (
+            0 < sampling.repetition_penalty <= MAX_REPETITION_PENALTY,
+            "repetition_penalty",
+            "must be above 0 and at most 10",
+        ),
+        (
             sampling.logprobs is None or 0 <= sampling.logprobs <= MAX_TOP_LOGPROBS,
             "logprobs",
             "must be 0 to 20",
@@ -60,6 +67,12 @@ def validate(request: EngineRequest, vocab_size: int, max_model_len: int) -> Non
             "logit_bias",
             "must be between -100 and 100",
         ),
+        (
+            request.grammar is None or not sampling.ignore_eos,
+            "ignore_eos",
+            "an answer of a given form ends by itself",
+        ),
+        (math.isfinite(request.weight) and request.weight > 0, "weight", "must be above 0"),
         (min(request.prompt_ids, default=0) >= 0, "prompt", "a token id is out of range"),
         (max(request.prompt_ids, default=0) < vocab_size, "prompt", "a token id is out of range"),
     ):
@@ -82,6 +95,8 @@ class ActiveRequest:
     first_token_at: float | None = None
     last_token_at: float | None = None
     max_itl_s: float = 0.0
+    gaps: Gaps = field(default_factory=Gaps)
+    busy_s: float = 0.0
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
 
@@ -90,7 +105,9 @@ class ActiveRequest:
         if self.first_token_at is None:
             self.first_token_at = now
         elif self.last_token_at is not None:
-            self.max_itl_s = max(self.max_itl_s, now - self.last_token_at)
+            gap = now - self.last_token_at
+            self.max_itl_s = max(self.max_itl_s, gap)
+            self.gaps.add(gap)
         self.last_token_at = now
 
     def timing(self, now: float) -> RequestTiming:
@@ -108,4 +125,6 @@ class ActiveRequest:
             num_prompt_tokens=len(self.request.prompt_ids),
             num_cached_tokens=self.num_cached_tokens,
             num_output_tokens=self.num_output_tokens,
+            jitter_s=self.gaps.jitter_s(),
+            busy_s=None if admitted is None else self.busy_s,
         )

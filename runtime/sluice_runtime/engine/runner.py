@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sluice_runtime.engine import machine
+from sluice_runtime.capacity import Limits, Sizes, activation_bytes, kv_budget, sizes_of
+from sluice_runtime.engine import machine, support
 from sluice_runtime.engine.attention import (
     IMPLEMENTATION,
     DecodeBucket,
@@ -23,7 +24,7 @@ from sluice_runtime.engine.attention import (
     ProbeCache,
     UnsupportedAttention,
 )
-from sluice_runtime.engine.scheduler import ScheduledChunk
+from sluice_runtime.engine.plan import ScheduledChunk
 from sluice_runtime.engine.types import EngineConfig
 from sluice_runtime.models.errors import OutOfMemory
 
@@ -53,18 +54,35 @@ class ModelRunner:
     def _probe(self) -> list[tuple[int, int, int]]:
         probe = ProbeCache()
         ids = torch.zeros(1, 1, dtype=torch.long, device=self.device)
-        self.model(
-            input_ids=ids, position_ids=ids, cache=probe, paged_cache=probe, use_cache=True, logits_to_keep=1
-        )
+        try:
+            self.model(
+                input_ids=ids,
+                position_ids=ids,
+                cache=probe,
+                paged_cache=probe,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        except UnsupportedAttention:
+            raise
+        except Exception as error:  # whatever a model makes of a cache that it does not know
+            raise UnsupportedAttention(f"{type(self.model).__name__} takes no cache but its own") from error
         layers = sorted(probe.shapes)
         if not layers or layers != list(range(len(layers))) or sorted(probe.attended) != layers:
             raise UnsupportedAttention("some layers keep other state than keys and values")
+        support.check_layers(self.model.config, probe.windows)
         return [probe.shapes[layer] for layer in layers]
 
     def bytes_per_block(self) -> int:
         """KV bytes of one block, all layers."""
-        size = torch.empty((), dtype=self.dtype).element_size()
-        return sum(heads * (key + value) for heads, key, value in self.layer_shapes) * self.block_size * size
+        return self.sizes().bytes_per_token * self.block_size
+
+    def sizes(self) -> Sizes:
+        """What memory follows from, for capacity.py."""
+        vocab_size = int(self.model.get_input_embeddings().num_embeddings)
+        element = torch.empty((), dtype=self.dtype).element_size()
+        config = getattr(self.model.config, "text_config", None) or self.model.config
+        return sizes_of(config, self.layer_shapes, vocab_size, element)
 
     def allocate_kv(self, num_blocks: int) -> None:
         self._cache = PagedCache(self.layer_shapes, num_blocks, self.block_size, self.dtype, str(self.device))
@@ -177,20 +195,26 @@ class ModelRunner:
         batch.query_starts = self._tensor(starts, torch.int32)
 
 
-def num_kv_blocks(config: EngineConfig, bytes_per_block: int, context: int) -> int:
-    """Blocks of the KV cache. Raises `OutOfMemory` if they can't be had."""
-    left = machine.memory_available()
+def num_kv_blocks(config: EngineConfig, sizes: Sizes, context: int) -> int:
+    """Blocks of the KV cache. Raises `OutOfMemory` if they, and a step's memory beside them, can't be had."""
+    limits = Limits(context, config.max_num_seqs, config.max_batch_tokens, config.block_size)
+    bytes_per_block = sizes.bytes_per_token * config.block_size
+    budget = kv_budget(sizes, limits, machine.memory_available(), machine.memory_limit())
     num_blocks = config.num_kv_blocks
     if num_blocks is None and config.kv_cache_bytes is not None:
         num_blocks = config.kv_cache_bytes // bytes_per_block
     if num_blocks is None:
         wanted = config.max_num_seqs * -(-context // config.block_size)
-        num_blocks = min(wanted, left // 4 // bytes_per_block)
+        num_blocks = min(wanted, budget // bytes_per_block)
     if num_blocks < 2:
         raise OutOfMemory(
             f"the KV cache has room for {num_blocks} blocks of {bytes_per_block:,} bytes; 2 are the least"
         )
-    if config.device == "cpu" and num_blocks * bytes_per_block > left:
+    if config.device == "cpu" and num_blocks * bytes_per_block > budget:
         needed = num_blocks * bytes_per_block / 2**20
-        raise OutOfMemory(f"the KV cache needs {needed:,.0f} MiB, and {left / 2**20:,.0f} MiB are left")
+        raise OutOfMemory(
+            f"the KV cache needs {needed:,.0f} MiB, and {budget / 2**20:,.0f} MiB are left for it beside"
+            f" {activation_bytes(sizes, limits) / 2**20:,.0f} MiB for a step, its workspace and the reserve:"
+            " lower kvCacheMemory, maxNumSeqs or maxBatchTokens, or raise the memory limit"
+        )
     return num_blocks

@@ -1,31 +1,29 @@
-"""Logits to tokens, each row by its own request's parameters; exists so that one row's trouble stays its own.
+"""Logits to tokens, all rows of a step at once; exists so that one row's trouble stays its own.
 
 Invariant: a row's token depends on its logits, its request's parameters and its request's own generator,
 never on what else is in the batch; so a seeded request repeats, alone or batched. No NaN or infinity leaves
-this module.
+this module. Log-probabilities are the model's own, before penalties, temperature and grammar.
 
-Order, as in transformers: penalties and bias, temperature, top-k, top-p, min-p. Log-probabilities are the
-model's own, before any of that.
+Greedy rows without penalties cost one pass over the logits, and no sort.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from sluice_runtime.engine.types import SamplingParams
+from sluice_runtime.engine.logits import GREEDY_BELOW, Candidates, Penalties, candidates, forbid, rows_of
+from sluice_runtime.engine.types import Grammar, Matcher, SamplingParams
 
 MIN_LOGPROB = -9999.0
-_GREEDY_BELOW = 1e-5
-# Nearly always holds the whole nucleus; a full sort of the vocabulary is the slow, exact way when it does
-# not.
-_NUM_CANDIDATES = 1024
+_CACHED = 1 << 18  # logits in float32: 1 MiB
+_BLOCK = 256  # weights that are summed up before a draw looks at each
 
 
 class SamplingFailed(Exception):
@@ -33,18 +31,26 @@ class SamplingFailed(Exception):
 
 
 class SamplerState:
-    """What sampling remembers about one request. `vocab_size` bounds the ids of `logit_bias` (validated
+    """What sampling remembers about one request. Ids of prompt and bias are within the vocabulary (validated
     earlier)."""
 
-    def __init__(self, params: SamplingParams, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_ids: Sequence[int] = (),
+        grammar: Grammar | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
         self.params = params
-        self.greedy = params.temperature < _GREEDY_BELOW
-        self.counts: Counter[int] = Counter()
-        self.penalised = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
-        self.plain = not (self.penalised or params.logit_bias)
+        self.greedy = params.temperature < GREEDY_BELOW
+        self.penalties = Penalties(params, prompt_ids, device)
+        self.matcher: Matcher | None = None if grammar is None else grammar.matcher()
         self._generator: torch.Generator | None = None
-        self._bias_ids = torch.tensor(list(params.logit_bias), dtype=torch.long, device=device)
-        self._bias = torch.tensor(list(params.logit_bias.values()), dtype=torch.float32, device=device)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the best logit of the model is the token."""
+        return self.greedy and self.penalties.plain and self.matcher is None and self.params.logprobs is None
 
     @property
     def generator(self) -> torch.Generator:
@@ -61,19 +67,10 @@ class SamplerState:
         return float(torch.rand((), generator=self.generator, dtype=torch.float64))
 
     def observe(self, token_id: int) -> None:
-        if self.penalised:
-            self.counts[token_id] += 1
-
-    def adjust(self, logits: Tensor) -> Tensor:
-        """Penalties and bias on one row [vocab], float32; returns a new row."""
-        logits = logits.clone()
-        if self.penalised and self.counts:
-            ids = torch.tensor(list(self.counts), dtype=torch.long, device=logits.device)
-            num = torch.tensor(list(self.counts.values()), dtype=torch.float32, device=logits.device)
-            logits[ids] -= self.params.presence_penalty + self.params.frequency_penalty * num
-        if len(self._bias):
-            logits[self._bias_ids] += self._bias
-        return logits
+        """The token that was chosen. Raises ValueError if it is none that the grammar allows."""
+        self.penalties.observe(token_id)
+        if self.matcher is not None:
+            self.matcher.consume(token_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,72 +83,125 @@ class Sampled:
     top: tuple[tuple[int, float], ...] = ()
 
 
-def sample(logits: Tensor, states: Sequence[SamplerState]) -> list[Sampled | SamplingFailed]:
+Result = Sampled | SamplingFailed
+
+
+def sample(logits: Tensor, states: Sequence[SamplerState]) -> list[Result]:
     """Choose a token for each row of `logits` [rows, vocab] (any float dtype). A row that can't be sampled
     yields its exception instead of raising it."""
     # max() carries NaN through, so one pass finds the greedy token and tells a broken row.
     best, best_ids = logits.max(dim=-1)
-    values, ids = best.tolist(), best_ids.tolist()
-    results: list[Sampled | SamplingFailed] = []
+    results: list[Result | None] = [
+        SamplingFailed("the model produced no finite logits")
+        if not math.isfinite(value)
+        else Sampled(token_id)
+        if state.plain
+        else None
+        for value, token_id, state in zip(best.tolist(), best_ids.tolist(), states, strict=True)
+    ]
+    rows = [row for row, result in enumerate(results) if result is None]
+    if rows:
+        # One number a draw, taken before anything can fail: a row that is done again draws the same.
+        uniforms = [0.0 if states[row].greedy else states[row].uniform() for row in rows]
+        # On a CPU a few rows at a time, which its cache holds: each is gone over several times.
+        step = max(1, _CACHED // logits.shape[1]) if logits.device.type == "cpu" else len(rows)
+        for at in range(0, len(rows), step):
+            part = rows[at : at + step]
+            own = [states[row] for row in part]
+            chosen = _choose_each(logits, own, part, uniforms[at : at + step])
+            for row, result in zip(part, chosen, strict=True):
+                results[row] = result
+    return [result for result in results if result is not None]
+
+
+def _choose_each(
+    logits: Tensor, states: Sequence[SamplerState], rows: Sequence[int], uniforms: Sequence[float]
+) -> list[Result]:
+    """All at once; where that fails, one by one, so that only the row at fault does."""
+    try:
+        return _choose(rows_of(logits, rows).to(torch.float32, copy=True), states, uniforms)
+    except Exception as error:  # a request's parameters met an unforeseen corner
+        if len(rows) == 1:
+            return [SamplingFailed(f"sampling failed: {error}")]
+        return [
+            result
+            for state, row, uniform in zip(states, rows, uniforms, strict=True)
+            for result in _choose_each(logits, [state], [row], [uniform])
+        ]
+
+
+def _choose(raw: Tensor, states: Sequence[SamplerState], uniforms: Sequence[float]) -> list[Result]:
+    logits = raw.clone() if any(s.params.logprobs is not None for s in states) else raw
     for row, state in enumerate(states):
-        if not math.isfinite(values[row]):
-            results.append(SamplingFailed("the model produced no finite logits"))
-        elif state.greedy and state.plain and state.params.logprobs is None:
-            results.append(Sampled(ids[row]))
-        else:
-            try:
-                results.append(_sample_row(logits[row].float(), state))
-            except Exception as error:  # the request's parameters met an unforeseen corner: its failure alone
-                results.append(SamplingFailed(f"sampling failed: {error}"))
+        if not state.penalties.plain:
+            state.penalties.apply(logits[row])
+    _apply_grammars(logits, states)
+    token_ids = [0] * len(states)
+    greedy = [row for row, state in enumerate(states) if state.greedy]
+    if greedy:
+        for row, token_id in zip(greedy, rows_of(logits, greedy).argmax(dim=-1).tolist(), strict=True):
+            token_ids[row] = token_id
+    drawn = [row for row, state in enumerate(states) if not state.greedy]
+    for group in candidates(rows_of(logits, drawn), [states[row].params for row in drawn]) if drawn else []:
+        rows = [drawn[at] for at in group.rows]
+        for row, token_id in zip(rows, _draw(group, [uniforms[row] for row in rows]), strict=True):
+            token_ids[row] = token_id
+    return _with_logprobs(raw, states, token_ids)
+
+
+def _apply_grammars(logits: Tensor, states: Sequence[SamplerState]) -> None:
+    rows = [row for row, state in enumerate(states) if state.matcher is not None]
+    if not rows:
+        return
+    mask = np.zeros((len(rows), -(-logits.shape[1] // 32)), dtype=np.int32)
+    for at, row in enumerate(rows):
+        matcher = states[row].matcher
+        assert matcher is not None
+        matcher.fill_mask(mask[at])
+    forbid(logits, rows, mask)
+
+
+def _draw(found: Candidates, uniforms: Sequence[float]) -> list[int]:
+    """One draw a row, by the inverse of the cumulative distribution: first which block of weights, then which
+    weight; what is summed over the vocabulary is in float64, so no token is too small to be drawn."""
+    weights = found.weights
+    num_rows, size = weights.shape
+    padded = -(-size // _BLOCK) * _BLOCK
+    if padded != size:
+        weights = torch.nn.functional.pad(weights, (0, padded - size))
+    blocks = weights.view(num_rows, -1, _BLOCK)
+    ends = blocks.sum(dim=-1).double().cumsum(dim=-1)
+    uniform = torch.tensor(uniforms, dtype=torch.float64, device=weights.device)[:, None]
+    target = uniform * ends[:, -1:]
+    block = torch.searchsorted(ends, target, right=True).clamp_(max=ends.shape[1] - 1)
+    start = torch.where(block > 0, ends.gather(1, (block - 1).clamp_(min=0)), 0.0)
+    inside = blocks.gather(1, block[:, :, None].expand(-1, -1, _BLOCK))[:, 0, :]
+    index = torch.searchsorted(inside.double().cumsum(dim=-1), target - start, right=True)
+    index = block * _BLOCK + index.clamp_(max=_BLOCK - 1)
+    # Rounding may lead past the last weight, or onto one that is 0: the best token then, whose weight is not.
+    good = weights.gather(1, index) > 0
+    if not good.all():
+        index = torch.where(good, index, weights.argmax(dim=-1, keepdim=True))
+    chosen: list[int] = (index if found.ids is None else found.ids.gather(1, index))[:, 0].tolist()
+    return chosen
+
+
+def _with_logprobs(raw: Tensor, states: Sequence[SamplerState], token_ids: Sequence[int]) -> list[Result]:
+    results: list[Result] = [Sampled(token_id) for token_id in token_ids]
+    rows = [row for row, state in enumerate(states) if state.params.logprobs is not None]
+    if not rows:
+        return results
+    logprobs = torch.log_softmax(rows_of(raw, rows), dim=-1)
+    chosen = logprobs.gather(1, torch.tensor([[token_ids[row]] for row in rows], device=raw.device))
+    num_top = min(max(states[row].params.logprobs or 0 for row in rows), raw.shape[1])
+    best = torch.topk(logprobs, num_top)
+    values, ids = best.values.tolist(), best.indices.tolist()
+    for at, row in enumerate(rows):
+        num = states[row].params.logprobs or 0
+        top = tuple((i, _finite(v)) for i, v in zip(ids[at][:num], values[at][:num], strict=True))
+        results[row] = Sampled(token_ids[row], _finite(float(chosen[at])), top)
     return results
-
-
-def _sample_row(raw: Tensor, state: SamplerState) -> Sampled:
-    logits = raw if state.plain else state.adjust(raw)
-    token_id = int(logits.argmax()) if state.greedy else _draw(logits, state)
-    if state.params.logprobs is None:
-        return Sampled(token_id)
-    logprobs = torch.log_softmax(raw, dim=-1)
-    top: tuple[tuple[int, float], ...] = ()
-    if state.params.logprobs > 0:
-        best = torch.topk(logprobs, min(state.params.logprobs, logprobs.numel()))
-        top = tuple((i, _finite(v)) for i, v in zip(best.indices.tolist(), best.values.tolist(), strict=True))
-    return Sampled(token_id, _finite(float(logprobs[token_id])), top)
 
 
 def _finite(logprob: float) -> float:
     return min(0.0, max(MIN_LOGPROB, logprob)) if math.isfinite(logprob) else MIN_LOGPROB
-
-
-def _draw(logits: Tensor, state: SamplerState) -> int:
-    """One draw by the inverse of the cumulative distribution: a single uniform number a token."""
-    params = state.params
-    probs = torch.softmax(logits / params.temperature, dim=-1)
-    ids: Tensor | None = None
-    if 0 < params.top_k < probs.numel():
-        probs, ids = torch.topk(probs, params.top_k)
-    if params.top_p < 1.0:
-        probs, ids = _nucleus(probs, ids, params.top_p)
-    if params.min_p > 0.0:
-        probs = torch.where(probs >= params.min_p * probs.max(), probs, 0.0)
-    cumulative = probs.double().cumsum(dim=0)
-    # Above the total only by rounding; the last id with any probability then.
-    target = state.uniform() * float(cumulative[-1])
-    index = int(torch.searchsorted(cumulative, target, right=True))
-    if index >= probs.numel() or float(probs[index]) == 0.0:
-        index = int(probs.nonzero()[-1])
-    return index if ids is None else int(ids[index])
-
-
-def _nucleus(probs: Tensor, ids: Tensor | None, top_p: float) -> tuple[Tensor, Tensor]:
-    """The smallest set of most likely tokens whose mass reaches `top_p`, most likely first; at least one."""
-    total = float(probs.sum())
-    if ids is None:
-        ordered, ids = torch.topk(probs, min(_NUM_CANDIDATES, probs.numel()))
-        if float(ordered.sum()) < top_p * total:
-            ordered, ids = torch.sort(probs, descending=True)
-    else:
-        ordered = probs
-    before = ordered.double().cumsum(dim=0) - ordered
-    num_kept = max(1, int((before < top_p * total).sum()))
-    return ordered[:num_kept], ids[:num_kept]

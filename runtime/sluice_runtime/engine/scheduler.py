@@ -7,77 +7,49 @@ gives each running request some of what it lacks, within one token budget:
     num_computed_tokens   ────────────────────────────▶│        lacks 1: a decode step
                           ─────────▶│                            lacks 7: a chunk, or several
 
-Invariant: a request is admitted only when blocks for prompt + max_tokens are its own, so a running request
-never waits for memory: no preemption, no deadlock, no OOM. Admission is first come, first served: nobody is
-overtaken.
+KV blocks are taken as tokens come and given back at once. When one is missing, cached blocks are evicted,
+then the least valuable running request is preempted (preemption.py): it waits, keeps its tokens, and later
+computes their KV again without anything being shown twice. Who is admitted next is fairness.py's to say.
+
+Invariant: the oldest running request always moves on, so every load that `add` accepts is served in the end;
+and no request holds a block beyond the positions it has computed or is computing.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from sluice_runtime.engine.blocks import ROOT_KEY, BlockManager, block_key
+from sluice_runtime.engine.fairness import DEFAULT_BURST_TOKENS, DEFAULT_MAX_WAIT_S, Demand, FairQueue, split
+from sluice_runtime.engine.plan import RequestState, ScheduledChunk, SchedulerOutput, TokenEvent
+from sluice_runtime.engine.preemption import Shares, by_value, displaced
 from sluice_runtime.engine.types import EngineRequest, FinishReason, QueueFull, RequestTooLong
+
+_MAX_TRIES = 8
+"""Heads of tenants that are tried for room in one step: looking up a prefix costs time."""
 
 
 @dataclass(slots=True)
-class RequestState:
-    """A request and how far it is. `block_table` is empty while it waits."""
+class _Step:
+    """A plan in the making."""
 
-    request: EngineRequest
-    token_ids: list[int]
-    num_computed_tokens: int = 0
-    num_cached_tokens: int = 0
-    block_table: list[int] = field(default_factory=list)
-    block_keys: list[bytes] = field(default_factory=list)
-    num_published: int = 0
-
-    @property
-    def num_lacking(self) -> int:
-        return len(self.token_ids) - self.num_computed_tokens
-
-    @property
-    def num_output_tokens(self) -> int:
-        return len(self.token_ids) - len(self.request.prompt_ids)
+    budget: int
+    chunks: dict[str, ScheduledChunk] = field(default_factory=dict)
+    tried: set[str] = field(default_factory=set)
+    admitted: list[str] = field(default_factory=list)
+    resumed: list[str] = field(default_factory=list)
+    preempted: list[RequestState] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class ScheduledChunk:
-    """Tokens of one request to compute: positions `start` to `start + len(token_ids)`, KV into `block_table`.
+class _Room:
+    """What admitting a request takes: its cached `prefix`, and how many blocks are missing for it."""
 
-    `samples`: the chunk reaches the end of what is known, so its last position yields the next token.
-    """
-
-    request_id: str
-    token_ids: list[int]
-    start: int
-    block_table: list[int]
-    samples: bool
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerOutput:
-    """The plan for one step. `expired` requests have ended already; `admitted` ones started with this
-    step."""
-
-    chunks: tuple[ScheduledChunk, ...]
-    admitted: tuple[str, ...]
-    expired: tuple[str, ...]
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(len(chunk.token_ids) for chunk in self.chunks)
-
-
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
-    """A new token of a request, and why the request ended with it, if it did."""
-
-    request_id: str
-    token_id: int
-    finish_reason: FinishReason | None
+    prefix: list[int]
+    num_blocks: int
+    num_short: int
 
 
 class Scheduler:
@@ -92,7 +64,11 @@ class Scheduler:
         max_model_len: int,
         max_waiting: int,
         eos_token_ids: frozenset[int] = frozenset(),
+        max_wait_s: float = DEFAULT_MAX_WAIT_S,
+        burst_tokens: float = DEFAULT_BURST_TOKENS,
     ) -> None:
+        """`max_wait_s`: a tenant with nothing admitted for so long goes first. `burst_tokens`: the
+        credit that idleness earns."""
         if max_batch_tokens < max_num_seqs:
             raise ValueError("max_batch_tokens below max_num_seqs would starve running requests")
         self.blocks = blocks
@@ -103,12 +79,15 @@ class Scheduler:
         self.eos_token_ids = eos_token_ids
         self.prefix_query_tokens_total = 0
         self.prefix_hit_tokens_total = 0
-        self._waiting: deque[RequestState] = deque()
+        self.num_preemptions_total = 0
+        self.num_recomputed_tokens_total = 0
+        self._num_arrivals = 0
+        self._queue = FairQueue(max_wait_s, burst_tokens)
         self._running: OrderedDict[str, RequestState] = OrderedDict()
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._queue)
 
     @property
     def num_running(self) -> int:
@@ -118,104 +97,249 @@ class Scheduler:
         return iter(self._running.values())
 
     def get(self, request_id: str) -> RequestState | None:
-        """The state of a running request."""
-        return self._running.get(request_id)
+        """The state of a request that has not ended."""
+        return self._running.get(request_id) or self._queue.find(request_id)
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. Raises `RequestTooLong` if it could never be admitted, `QueueFull`."""
         num_prompt, max_tokens = len(request.prompt_ids), request.sampling.max_tokens
         if num_prompt + max_tokens > self.max_model_len:
             raise RequestTooLong(num_prompt, max_tokens, self.max_model_len)
-        if len(self._waiting) >= self.max_waiting:
-            raise QueueFull(len(self._waiting))
-        self._waiting.append(RequestState(request, list(request.prompt_ids)))
+        if len(self._queue) >= self.max_waiting:
+            raise QueueFull(len(self._queue))
+        self._num_arrivals += 1
+        self._queue.add(RequestState(request, list(request.prompt_ids), self._num_arrivals))
 
     def finish(self, request_id: str) -> RequestState | None:
         """End a request, whatever its state, and give back its KV. None if it is unknown (ended already)."""
         state = self._running.pop(request_id, None)
-        if state is None:
-            state = next((s for s in self._waiting if s.request.request_id == request_id), None)
-            if state is not None:
-                self._waiting.remove(state)
-            return state
-        self.blocks.release(state.block_table)
-        state.block_table = []
+        if state is not None:
+            self._release(state)
+        else:
+            state = self._queue.find(request_id)
+            if state is None:
+                return None
+            self._queue.remove(state)
+        self._queue.ended(state, sum(1 for s in self._running.values() if s.tenant == state.tenant))
         return state
 
-    def schedule(self, now: float) -> SchedulerOutput:
+    def _release(self, state: RequestState) -> None:
+        self.blocks.release(state.block_table)
+        # A new list: plans that were handed out hold the old one.
+        state.block_table = []
+
+    def schedule(self, now: float, max_prompt_tokens: int | None = None) -> SchedulerOutput:
         """Plan one step at monotonic time `now`: end what is past its deadline, then spend the token budget.
+        `max_prompt_tokens`: at most so many of them for prompts where streams run too (rate.py).
 
         Requests that lack one token come first, so that a long prompt never delays a running stream by more
-        than one step; then longer chunks, oldest request first; then admissions.
+        than one step; then admissions; then prompts, divided among tenants, oldest first within one.
         """
         expired = tuple(
-            state.request.request_id
-            for state in [*self._waiting, *self._running.values()]
+            state.request_id
+            for state in [*self._queue, *self._running.values()]
             if state.request.deadline is not None and now >= state.request.deadline
         )
         for request_id in expired:
             self.finish(request_id)
-        budget = self.max_batch_tokens
-        chunks: list[ScheduledChunk] = []
-        for state in self._running.values():
-            if state.num_lacking == 1:
-                chunks.append(self._chunk(state, 1))
-                budget -= 1
-        for state in self._running.values():
-            if state.num_lacking > 1 and budget > 0:
-                chunks.append(self._chunk(state, budget))
-                budget -= len(chunks[-1].token_ids)
-        admitted: list[str] = []
-        while budget > 0 and self._waiting and len(self._running) < self.max_num_seqs:
-            state = self._waiting[0]
-            if not self._admit(state):
-                break
-            self._waiting.popleft()
-            self._running[state.request.request_id] = state
-            admitted.append(state.request.request_id)
-            chunks.append(self._chunk(state, budget))
-            budget -= len(chunks[-1].token_ids)
-        return SchedulerOutput(tuple(chunks), tuple(admitted), expired)
+        self._queue.start_waiting(now)
+        step = _Step(self.max_batch_tokens)
+        for state in by_value(self._running.values()):
+            if state.num_lacking == 1 and state.request_id in self._running:
+                self._compute(step, state, 1)
+        if step.chunks and max_prompt_tokens is not None:
+            step.budget = min(step.budget, max_prompt_tokens)
+        self._admit_waiting(step, now)
+        self._compute_prompts(step)
+        return SchedulerOutput(
+            tuple(step.chunks.values()),
+            tuple(step.admitted),
+            expired,
+            tuple(state.request_id for state in step.preempted),
+            tuple(step.resumed),
+        )
 
-    @staticmethod
-    def _chunk(state: RequestState, budget: int) -> ScheduledChunk:
+    # -- KV --------------------------------------------------------------------------------------------------
+
+    def _compute(self, step: _Step, state: RequestState, num_tokens: int) -> None:
+        """Plan up to `num_tokens` of a running request; none if there is no block for it now."""
         start = state.num_computed_tokens
-        token_ids = state.token_ids[start : start + budget]
-        samples = start + len(token_ids) == len(state.token_ids)
-        return ScheduledChunk(state.request.request_id, token_ids, start, state.block_table, samples)
-
-    def _admit(self, state: RequestState) -> bool:
-        """Reserve all blocks the request can ever need, cached prefix first; False if there is no room
-        now."""
-        request = state.request
-        prefix: list[int] = []
-        # The last prompt token is always computed: its logits give the first output token.
-        max_prefix_blocks = (len(request.prompt_ids) - 1) // self.blocks.block_size
-        if request.prefix_cache:
-            self._extend_keys(state, max_prefix_blocks)
-            prefix = self.blocks.find_prefix(
-                request.scope, state.block_keys[:max_prefix_blocks], state.token_ids
+        end = self._cover(step, state, start + num_tokens)
+        step.tried.add(state.request_id)
+        if end > start:
+            samples = end == len(state.token_ids)
+            step.chunks[state.request_id] = ScheduledChunk(
+                state.request_id, state.token_ids[start:end], start, state.block_table, samples
             )
-        num_blocks = self.blocks.num_blocks_for(len(request.prompt_ids) + request.sampling.max_tokens)
-        block_table = self.blocks.allocate(num_blocks, prefix)
-        if block_table is None:
-            return False
-        state.block_table = block_table
+            step.budget -= end - start
+
+    def _cover(self, step: _Step, state: RequestState, end: int) -> int:
+        """Take blocks for the positions below `end`; less valuable requests are preempted if there is none at
+        all. Returns how far the blocks reach."""
+        size, table = self.blocks.block_size, state.block_table
+        missing = self.blocks.num_blocks_for(end) - len(table)
+        if missing > 0 and len(table) * size <= state.num_computed_tokens:
+            while self.blocks.num_available == 0:
+                victim = by_value(self._running.values())[-1]
+                if victim is state:
+                    break  # all others are worth more: it waits, and keeps what it has
+                self._preempt(step, victim)
+        if missing > 0:
+            table += self.blocks.allocate(min(missing, self.blocks.num_available)) or ()
+        return min(end, len(table) * size)
+
+    def _preempt(self, step: _Step, state: RequestState) -> None:
+        """Take a running request's KV and let it wait. Its full blocks stay in the prefix cache until they
+        are needed."""
+        del self._running[state.request_id]
+        chunk = step.chunks.pop(state.request_id, None)
+        if chunk is not None:
+            step.budget += len(chunk.token_ids)
+        self._release(state)
+        state.num_computed_tokens = state.num_published = 0
+        state.num_preemptions += 1
+        self.num_preemptions_total += 1
+        step.preempted.append(state)
+        self._queue.put_back(state)
+
+    # -- admission -------------------------------------------------------------------------------------------
+
+    def _admit_waiting(self, step: _Step, now: float) -> None:
+        # Who was preempted in this very step would only take back what was just taken.
+        skipped: set[str] = set()
+        insisting = False
+        for _ in range(self.max_num_seqs + _MAX_TRIES):
+            skipped.update(s.tenant for s in step.preempted if s.request_id not in self._running)
+            state = self._queue.next(now, skipped)
+            if state is None or len(skipped) > _MAX_TRIES:
+                return
+            if self._has_budget(step, state) and self._admit(step, state, now, insisting):
+                continue
+            skipped.add(state.tenant)
+            insisting = insisting or self._queue.insists(state, now)
+
+    def _has_budget(self, step: _Step, state: RequestState) -> bool:
+        """Whether tokens of this step are left for it: the prompts before it don't take them all, or its
+        tenant is due some of them."""
+        demands = {demand.tenant: demand for demand in self._demands(step)}
+        own = demands.setdefault(state.tenant, self._demand(state.tenant, 0))
+        if sum(demand.num_tokens for demand in demands.values()) < step.budget:
+            return True
+        if own.served <= min(demand.served for demand in demands.values()):
+            return own.num_tokens < step.budget
+        return own.num_tokens < int(step.budget * own.weight / sum(d.weight for d in demands.values()))
+
+    def _admit(self, step: _Step, state: RequestState, now: float, insisting: bool) -> bool:
+        """Let a request run if there is room, or if its tenant is due room that others have beyond their
+        share. `insisting`: another waits for just this room, so only the latter."""
+        room = self._room(state)
+        slot_short = len(self._running) >= self.max_num_seqs
+        if slot_short or room.num_short > 0 or insisting:
+            victims = self._displaced(step, state, room, slot_short)
+            if victims is None:
+                return False
+            for victim in victims:
+                self._preempt(step, victim)
+        self._start(step, state, room.prefix, now)
+        return True
+
+    def _start(self, step: _Step, state: RequestState, prefix: list[int], now: float) -> None:
+        request, first_time = state.request, state.num_preemptions == 0
+        asked_again = first_time and request.priority >= 0
+        table = self.blocks.allocate(len(prefix), prefix, asked_again=asked_again)
+        assert table is not None
+        state.block_table = table
         state.num_published = len(prefix)
-        state.num_cached_tokens = state.num_computed_tokens = len(prefix) * self.blocks.block_size
+        state.num_computed_tokens = len(prefix) * self.blocks.block_size
+        self._queue.admitted(state, len(state.token_ids) - state.num_computed_tokens, now)
+        self._running[state.request_id] = state
+        if not first_time:
+            step.resumed.append(state.request_id)
+            return
+        step.admitted.append(state.request_id)
+        state.num_cached_tokens = state.num_ever_computed = state.num_computed_tokens
         if request.prefix_cache:
             self.prefix_query_tokens_total += len(request.prompt_ids)
             self.prefix_hit_tokens_total += state.num_cached_tokens
-        return True
 
-    def _extend_keys(self, state: RequestState, num_blocks: int) -> None:
-        size = self.blocks.block_size
-        while len(state.block_keys) < num_blocks:
-            i = len(state.block_keys)
-            parent = state.block_keys[-1] if i else ROOT_KEY
-            state.block_keys.append(
-                block_key(state.request.scope, parent, state.token_ids[i * size : (i + 1) * size])
-            )
+    def _room(self, state: RequestState) -> _Room:
+        """What it takes to let a waiting request run beside what is promised to those that do."""
+        prefix = self._cached_prefix(state)
+        num_blocks = self._num_promised(state) - len(prefix) + self.blocks.num_idle(prefix)
+        promised = sum(self._num_promised(s) - len(s.block_table) for s in self._running.values())
+        return _Room(prefix, num_blocks, num_blocks + promised - self.blocks.num_available)
+
+    def _num_promised(self, state: RequestState) -> int:
+        """Blocks for all that is known of it, and one to grow into, where it may grow so far."""
+        num_most = len(state.request.prompt_ids) + state.request.sampling.max_tokens
+        num_blocks_for = self.blocks.num_blocks_for
+        return min(num_blocks_for(len(state.token_ids)) + 1, num_blocks_for(num_most))
+
+    def _cached_prefix(self, state: RequestState) -> list[int]:
+        if not state.request.prefix_cache:
+            return []
+        # The last token is always computed: its logits give the next one.
+        num_full = (len(state.token_ids) - 1) // self.blocks.block_size
+        self._extend_keys(state, num_full)
+        return self.blocks.find_prefix(state.request.scope, state.block_keys[:num_full], state.token_ids)
+
+    def _displaced(
+        self, step: _Step, state: RequestState, room: _Room, slot_short: bool
+    ) -> list[RequestState] | None:
+        """Whom to preempt so that `state`, whose tenant is within its share, can run; None if that is not its
+        due."""
+        held_slots: dict[str, int] = {}
+        held_blocks: dict[str, int] = {}
+        weights = {name: self._queue.weight(name) for name in self._queue.tenants()}
+        for other in self._running.values():
+            weights.setdefault(other.tenant, self._queue.weight(other.tenant))
+            held_slots[other.tenant] = held_slots.get(other.tenant, 0) + 1
+            held_blocks[other.tenant] = held_blocks.get(other.tenant, 0) + len(other.block_table)
+        slots = Shares.of(held_slots, weights, self.max_num_seqs, 1)
+        blocks = Shares.of(held_blocks, weights, self.blocks.num_blocks, 0)
+        if not slots.may_have(state.tenant, 1) or not blocks.may_have(state.tenant, room.num_blocks):
+            return None
+        if not slot_short and room.num_short <= 0:
+            return []
+        counter, fresh = self._queue.counter(state.tenant), {*step.admitted, *step.resumed}
+        return displaced(
+            # Not whom this very step has let in.
+            [s for s in by_value(self._running.values()) if s.request_id not in fresh],
+            state.tenant,
+            slots=slots if slot_short else None,
+            blocks=blocks if room.num_short > 0 else None,
+            num_blocks_short=room.num_short,
+            gain=lambda s: (
+                self.blocks.num_exclusive(s.block_table) + self._num_promised(s) - len(s.block_table)
+            ),
+            less_served=lambda tenant: counter <= self._queue.counter(tenant),
+        )
+
+    # -- prompts ---------------------------------------------------------------------------------------------
+
+    def _prompts(self, step: _Step) -> list[RequestState]:
+        """Running requests that this step has not looked at yet, oldest first."""
+        todo = [state for state in self._running.values() if state.request_id not in step.tried]
+        return sorted(todo, key=lambda s: s.arrival)
+
+    def _demands(self, step: _Step) -> list[Demand]:
+        num_tokens: dict[str, int] = {}
+        for state in self._prompts(step):
+            num_tokens[state.tenant] = num_tokens.get(state.tenant, 0) + state.num_lacking
+        return [self._demand(name, num) for name, num in num_tokens.items()]
+
+    def _demand(self, tenant: str, num_tokens: int) -> Demand:
+        return Demand(tenant, num_tokens, self._queue.weight(tenant), self._queue.served(tenant))
+
+    def _compute_prompts(self, step: _Step) -> None:
+        shares = split(step.budget, self._demands(step))
+        for state in self._prompts(step):
+            num_tokens = min(state.num_lacking, shares[state.tenant])
+            if num_tokens > 0 and state.request_id in self._running:
+                self._compute(step, state, num_tokens)
+                shares[state.tenant] -= num_tokens
+
+    # -- after a step ----------------------------------------------------------------------------------------
 
     def update_from_output(self, plan: SchedulerOutput, sampled: Mapping[str, int]) -> list[TokenEvent]:
         """Fold a step that was run back in: `sampled` maps each request whose chunk samples to its new token.
@@ -228,9 +352,7 @@ class Scheduler:
             state = self._running.get(chunk.request_id)
             if state is None:
                 continue
-            state.num_computed_tokens += len(chunk.token_ids)
-            if state.request.prefix_cache:
-                self._publish(state)
+            self._computed(state, len(chunk.token_ids))
             token_id = sampled.get(chunk.request_id) if chunk.samples else None
             if token_id is None:
                 continue
@@ -241,14 +363,35 @@ class Scheduler:
             events.append(TokenEvent(chunk.request_id, token_id, reason))
         return events
 
+    def _computed(self, state: RequestState, num_tokens: int) -> None:
+        state.num_computed_tokens += num_tokens
+        num_new = max(0, state.num_computed_tokens - state.num_ever_computed)
+        self.num_recomputed_tokens_total += num_tokens - min(num_tokens, num_new)
+        state.num_ever_computed = max(state.num_ever_computed, state.num_computed_tokens)
+        self._queue.computed(state, num_new)
+        if state.request.prefix_cache:
+            self._publish(state)
+
+    def _extend_keys(self, state: RequestState, num_blocks: int) -> None:
+        size = self.blocks.block_size
+        while len(state.block_keys) < num_blocks:
+            i = len(state.block_keys)
+            parent = state.block_keys[-1] if i else ROOT_KEY
+            state.block_keys.append(
+                block_key(state.request.scope, parent, state.token_ids[i * size : (i + 1) * size])
+            )
+
     def _publish(self, state: RequestState) -> None:
         size, scope = self.blocks.block_size, state.request.scope
         num_full = state.num_computed_tokens // size
         self._extend_keys(state, num_full)
+        low = state.request.priority < 0
         for i in range(state.num_published, num_full):
             parent = state.block_keys[i - 1] if i else ROOT_KEY
             tokens = state.token_ids[i * size : (i + 1) * size]
-            self.blocks.publish(state.block_table[i], state.block_keys[i], scope, parent, tokens)
+            self.blocks.publish(
+                state.block_table[i], state.block_keys[i], scope, parent, tokens, low_priority=low
+            )
         state.num_published = max(state.num_published, num_full)
 
     def _finish_reason(self, state: RequestState, token_id: int) -> FinishReason | None:
@@ -262,15 +405,18 @@ class Scheduler:
         return None
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless blocks, tables and counters agree."""
-        self.blocks.check_integrity(state.block_table for state in self._running.values())
-        for state in self._waiting:
-            assert not state.block_table, f"{state.request.request_id} waits and owns KV"
+        """Raise AssertionError unless blocks, tables and counters agree. Between steps only."""
+        running = list(self._running.values())
+        self.blocks.check_integrity(state.block_table for state in running)
+        self._queue.check_integrity(running)
+        for state in self._queue:
+            assert not state.block_table, f"{state.request_id} waits and owns KV"
+            assert state.num_computed_tokens == 0, f"{state.request_id} waits and has computed"
         for request_id, state in self._running.items():
-            assert request_id == state.request.request_id
-            assert 0 <= state.num_computed_tokens < len(state.token_ids), (
-                f"{request_id}: nothing left to compute"
-            )
-            assert len(state.block_table) * self.blocks.block_size >= len(state.token_ids), (
-                f"{request_id}: KV too small"
-            )
+            assert request_id == state.request_id
+            assert 0 <= state.num_computed_tokens < len(state.token_ids), f"{request_id}: nothing to compute"
+            num_blocks = self.blocks.num_blocks_for(state.num_computed_tokens)
+            assert len(state.block_table) == num_blocks, f"{request_id}: more or less KV than it has computed"
+            assert state.num_published <= num_blocks
+        if not running:
+            assert self.blocks.num_used == 0, "nobody runs and KV is in use"

@@ -8,9 +8,10 @@ Invariant: nothing here imports torch, reads a clock or starts a thread. All tim
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
+from typing import Any, Protocol
 
 MAX_TOP_LOGPROBS = 20
 _NO_BIAS: Mapping[int, float] = MappingProxyType({})
@@ -59,6 +60,22 @@ class QueueFull(Exception):
         self.num_waiting = num_waiting
 
 
+class Matcher(Protocol):
+    """One answer's place in its grammar. Belongs to the engine's thread."""
+
+    def fill_mask(self, row: Any) -> None:
+        """Write which tokens may come next into `row`: int32, bit i of word w for token 32 w + i."""
+
+    def consume(self, token_id: int) -> None:
+        """Go on past this token. Raises ValueError if the grammar does not allow it."""
+
+
+class Grammar(Protocol):
+    """What an answer may look like, compiled. May be shared by the choices of a request."""
+
+    def matcher(self) -> Matcher: ...
+
+
 class EngineStopped(Exception):
     """The engine was not started, was stopped, or its loop has died (HTTP 503)."""
 
@@ -68,8 +85,10 @@ class SamplingParams:
     """How to choose tokens for one request. The fields mean what OpenAI's of the same name mean.
 
     `temperature` 0 is greedy. `top_k` 0 and `min_p` 0 are off. `stop` strings never appear in the output.
-    `logprobs`: None for none, n for the chosen token and the n best (0 to 20). `stop_token_ids` end the
-    output without being part of its text; they are counted as output tokens, like end-of-sequence.
+    Presence and frequency penalties are taken off tokens of the output; `repetition_penalty` divides what
+    speaks for a token of prompt or output (1 is off), as in transformers. `logprobs`: None for none, n for
+    the chosen token and the n best (0 to 20). `stop_token_ids` end the output without being part of its text;
+    they are counted as output tokens, like end-of-sequence.
     """
 
     max_tokens: int
@@ -82,9 +101,24 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=lambda: _NO_BIAS)
     logprobs: int | None = None
     ignore_eos: bool = False
+
+    def greedy(self) -> SamplingParams:
+        """The same length, stops and bias, but always the likeliest token: two runs can be compared."""
+        return replace(
+            self,
+            temperature=0.0,
+            top_p=1.0,
+            top_k=0,
+            min_p=0.0,
+            seed=None,
+            presence_penalty=0.0,
+            frequency_penalty=0.0,
+            repetition_penalty=1.0,
+        )
 
 
 @dataclass(frozen=True)
@@ -93,7 +127,10 @@ class EngineRequest:
 
     `scope` keys the prefix cache: requests of different scopes never share a block. The server derives it
     from who the caller is, never from the body. `prefix_cache=False` neither reads nor fills the cache.
+    `grammar` leaves only tokens that it allows; it ends with end-of-sequence.
     `deadline` is in seconds of `time.monotonic`; past it the request ends with `FinishReason.DEADLINE`.
+    `tenant` is whose share of the engine it uses, `weight` how large that share is beside others'. When KV is
+    short, the lowest `priority` gives way first; it does not move a request in the queue.
     """
 
     request_id: str
@@ -102,6 +139,10 @@ class EngineRequest:
     scope: str
     prefix_cache: bool = True
     deadline: float | None = None
+    tenant: str = ""
+    weight: float = 1.0
+    priority: int = 0
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True)
@@ -129,7 +170,9 @@ class RequestTiming:
 
     `queue_s`: submit to admission. `prefill_s`: admission to first token. `ttft_s`: submit to first token
     (their sum). `tpot_s`: mean time per output token after the first, None below two tokens. `max_itl_s`:
-    longest gap between two output tokens, 0 below two. A request that ended before a stage holds None for it.
+    longest gap between two output tokens, 0 below two. `jitter_s`: 95th percentile of these gaps minus their
+    median, None under 8 tokens. `busy_s`: its share of the time of all steps that it was in, by its tokens
+    among those of the step. A request that ended before a stage holds None for it.
     """
 
     queue_s: float | None
@@ -141,6 +184,8 @@ class RequestTiming:
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
+    jitter_s: float | None = None
+    busy_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -148,9 +193,10 @@ class OutputChunk:
     """What one engine step adds to a request.
 
     `text` is whole UTF-8 and may lag behind `token_ids` (characters cut across tokens and possible stop
-    strings are held back), and may be empty. `logprobs` has one entry per token id, or is None if not asked
-    for. The last chunk, and only that, has `finish_reason` and `timing`; it may hold text and tokens too.
-    `error` is a short message for `FinishReason.ERROR`, without internals.
+    strings are held back), and may be empty. `logprobs` has one entry per token id (none for the id that ends
+    an answer: it is no text), or is None if not asked for. The last chunk, and only that, has `finish_reason`
+    and `timing`; it may hold text and tokens too. `error` is a short message for `FinishReason.ERROR`,
+    without internals.
     """
 
     text: str
@@ -165,7 +211,7 @@ class OutputChunk:
 class EngineConfig:
     """Limits of one engine.
 
-    Give `num_kv_blocks`, or `kv_cache_bytes`, or neither (a quarter of the memory that is left, at most what
+    Give `num_kv_blocks`, or `kv_cache_bytes`, or neither (what capacity.py says is left, at most what
     `max_num_seqs` full contexts need). `max_model_len` None takes the model's own. `max_batch_tokens` is the
     token budget of one step. `max_queue` bounds requests beyond the `max_num_seqs` that can run.
     `num_threads` None takes the cgroup's CPU quota, at least 1.
@@ -211,6 +257,9 @@ class EngineLoad:
     prefix_hit_tokens_total: int
     num_steps_total: int
     num_requests_total: int
+    num_preemptions_total: int = 0
+    num_recomputed_tokens_total: int = 0
+    num_evictions_total: int = 0
 
 
 @dataclass(frozen=True)

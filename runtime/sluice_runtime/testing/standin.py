@@ -9,22 +9,22 @@ text, its failures.
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from sluice_runtime import launch
 from sluice_runtime.admin import authorize, json_body
-from sluice_runtime.api.errors import bad_request, json_response
+from sluice_runtime.api.errors import json_response
 from sluice_runtime.backend import BackendSpec, digest
+from sluice_runtime.caller import Caller
+from sluice_runtime.engine.jitter import Gaps
 from sluice_runtime.engine.types import (
     EngineLoad,
     EngineRequest,
@@ -35,58 +35,33 @@ from sluice_runtime.engine.types import (
     RequestTiming,
     RequestTooLong,
 )
-from sluice_runtime.podconfig import dotted
 from sluice_runtime.state import EnginePort, Identity, Runtime
+from sluice_runtime.testing.script import CHARS_PER_TOKEN, Script, Work, parse_script
 
-Rate = Annotated[float, Field(ge=0, le=1)]
-_CHARS_PER_TOKEN = 4
-
-
-class Script(BaseModel):
-    """How the stand-in behaves. Times are median seconds; a request draws its factor exp(sigma·N(0,1))."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-    ttft: Annotated[float, Field(ge=0)] = 0.02
-    tpot: Annotated[float, Field(ge=0)] = 0.002
-    sigma: Annotated[float, Field(ge=0, le=5)] = 0.0
-    seed: int = 0
-    slow_rate: Rate = 0.0
-    slow_factor: Annotated[float, Field(ge=1)] = 10.0
-    error_rate: Rate = 0.0
-    error_after_tokens: Annotated[int, Field(ge=0)] = 0
-    text: str = "The capital of France is Paris."
-    bad_text: str = "forbidden"
-    bad_rate: Rate = 0.0
-    healthy: bool = True
+_BITS = 21  # of a character
 
 
 class ScriptedTokenizer:
-    """Four characters a token; just enough for counts to mean something."""
+    """Four characters a token, so that counts mean something, and a prompt can be read back."""
+
+    chat_template: str | None = None
 
     def encode_text(self, text: str) -> list[int]:
-        return [ord(text[i]) for i in range(0, len(text), _CHARS_PER_TOKEN)]
+        pieces = (text[i : i + CHARS_PER_TOKEN] for i in range(0, len(text), CHARS_PER_TOKEN))
+        return [sum(ord(c) << _BITS * i for i, c in enumerate(piece)) for piece in pieces]
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
         return [1, *(i for m in messages for i in self.encode_text(f"{m['role']}: {m['content']}\n"))]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        return "".join(map(chr, token_ids))
+        return "".join(_char(i >> shift) for i in token_ids for shift in range(0, i.bit_length(), _BITS))
 
 
-class _Work:
-    """One request's share of the script, drawn when it arrives: later changes of the script are for later
-    requests.
-    """
-
-    def __init__(self, script: Script, draw: random.Random) -> None:
-        factor = math.exp(script.sigma * draw.gauss(0, 1)) if script.sigma else 1.0
-        if draw.random() < script.slow_rate:
-            factor *= script.slow_factor
-        self.ttft_s, self.tpot_s = script.ttft * factor, script.tpot * factor
-        self.fails_after = script.error_after_tokens if draw.random() < script.error_rate else None
-        text = script.bad_text if draw.random() < script.bad_rate else script.text
-        self.pieces = [text[i : i + _CHARS_PER_TOKEN] for i in range(0, len(text), _CHARS_PER_TOKEN)] or [""]
+def _char(bits: int) -> str:
+    code = bits & ((1 << _BITS) - 1)
+    return chr(code) if code <= sys.maxunicode else "\N{REPLACEMENT CHARACTER}"
 
 
 class ScriptedEngine:
@@ -104,15 +79,28 @@ class ScriptedEngine:
         self._max_num_seqs, self._max_queue = max_num_seqs, max_queue
         self._slots = asyncio.Semaphore(max_num_seqs)
         self._cancels: dict[str, asyncio.Event] = {}
+        self._caller_of: Callable[[str], Caller | None] = lambda request_id: None
         self._num_running = 0
         self._num_prompt = self._num_output = self._num_requests = 0
         self.num_cancelled = 0
+
+    def attach(self, runtime: Runtime) -> None:
+        """Learn from the server who asks: an engine is not told, but a script may depend on it."""
+
+        def caller_of(request_id: str) -> Caller | None:
+            running = runtime.running.get(request_id.partition("-")[0])  # a further choice's id: "id-1"
+            return None if running is None else running.caller
+
+        self._caller_of = caller_of
 
     def follow(self, script: Script) -> None:
         """Use this script for requests from now on; a new seed starts the draws anew."""
         if script.seed != self.script.seed:
             self._draw = random.Random(script.seed)  # noqa: S311
         self.script = script
+
+    def compile_grammar(self, grammar: str) -> None:
+        """A script is not held to any form: answers that break it are what some tests are about."""
 
     def submit(self, request: EngineRequest) -> AsyncIterator[OutputChunk]:
         num_prompt = len(request.prompt_ids)
@@ -126,10 +114,12 @@ class ScriptedEngine:
         cancel = self._cancels[request.request_id] = asyncio.Event()
         self._num_requests += 1
         self._num_prompt += num_prompt
-        return self._generate(request, _Work(self.script, self._draw), cancel)
+        prompt = self.tokenizer.decode(request.prompt_ids)
+        work = Work(self.script, self._draw, prompt, self._caller_of(request.request_id))
+        return self._generate(request, work, cancel)
 
     async def _generate(
-        self, request: EngineRequest, work: _Work, cancel: asyncio.Event
+        self, request: EngineRequest, work: Work, cancel: asyncio.Event
     ) -> AsyncIterator[OutputChunk]:
         began = time.monotonic()
         try:
@@ -144,38 +134,47 @@ class ScriptedEngine:
             self._cancels.pop(request.request_id, None)
 
     async def _run(
-        self, request: EngineRequest, work: _Work, cancel: asyncio.Event, began: float, admitted: float
+        self, request: EngineRequest, work: Work, cancel: asyncio.Event, began: float, admitted: float
     ) -> AsyncIterator[OutputChunk]:
         first: float | None = None
+        last = admitted
+        gaps, busy_s = Gaps(), 0.0
         num_output = 0
 
         def timing() -> RequestTiming:
-            now = time.monotonic()
-            tpot = None if first is None or num_output < 2 else (now - first) / (num_output - 1)
+            tpot = None if first is None or num_output < 2 else (last - first) / (num_output - 1)
             return RequestTiming(
                 queue_s=admitted - began,
                 prefill_s=None if first is None else first - admitted,
                 ttft_s=None if first is None else first - began,
                 tpot_s=tpot,
                 max_itl_s=tpot or 0.0,
-                total_s=now - began,
+                total_s=time.monotonic() - began,
                 num_prompt_tokens=len(request.prompt_ids),
                 num_cached_tokens=0,
                 num_output_tokens=num_output,
+                jitter_s=gaps.jitter_s(),
+                busy_s=busy_s if work.busy_s is None else work.busy_s,
             )
 
         for i, piece in enumerate(work.pieces):
-            if await _cancelled_within(cancel, work.tpot_s if i else work.ttft_s):
+            if await _cancelled_within(cancel, work.gap_s(i)):
                 yield OutputChunk("", (), finish_reason=FinishReason.CANCELLED, timing=timing())
                 return
             if work.fails_after == i:
                 break
-            first = first or time.monotonic()
+            now = time.monotonic()
+            busy_s += (now - last) / self._num_running
+            if first is None:
+                first = now
+            else:
+                gaps.add(now - last)
+            last = now
             num_output += 1
             self._num_output += 1
-            last = i == len(work.pieces) - 1
-            full = num_output >= request.sampling.max_tokens and not last
-            reason = FinishReason.STOP if last else FinishReason.LENGTH if full else None
+            is_last = i == len(work.pieces) - 1
+            full = num_output in (request.sampling.max_tokens, work.cut_after) and not is_last
+            reason = FinishReason.STOP if is_last else FinishReason.LENGTH if full else None
             ids = (ord(piece[0]) if piece else 0,)
             yield OutputChunk(piece, ids, finish_reason=reason, timing=timing() if reason else None)
             if reason is not None:
@@ -226,18 +225,6 @@ async def _cancelled_within(cancel: asyncio.Event, seconds: float) -> bool:
     return True
 
 
-def parse_script(raw: Any, base: Script) -> Script:
-    """`base` with the fields of `raw` changed; ApiError names a wrong one."""
-    if not isinstance(raw, dict):
-        raise bad_request("A script is a JSON object.")
-    try:
-        return Script.model_validate({**base.model_dump(), **raw})
-    except ValidationError as e:
-        first = e.errors(include_url=False, include_input=False)[0]
-        at = dotted(first["loc"])
-        raise bad_request(f"Invalid value for '{at}': {first['msg']}.", at) from None
-
-
 def script_routes(runtime: Runtime, engine: ScriptedEngine) -> list[BaseRoute]:
     """`GET` and `PUT /v1/script`: fields that are left out stay as they are."""
 
@@ -245,7 +232,7 @@ def script_routes(runtime: Runtime, engine: ScriptedEngine) -> list[BaseRoute]:
         authorize(runtime, request.headers)
         if request.method == "PUT":
             engine.follow(parse_script(await json_body(request), engine.script))
-        return json_response(200, engine.script.model_dump())
+        return json_response(200, engine.script.body())
 
     return [Route("/v1/script", script, methods=["GET", "PUT"])]
 
@@ -259,9 +246,18 @@ EPILOG = """\
 The script (all fields optional; times are medians in seconds; shown with their defaults):
 
   {"ttft": 0.02, "tpot": 0.002, "sigma": 0.0, "seed": 0,        each request's times × exp(sigma·N(0,1))
+   "jitter": 0.0,                                               each fourth gap between tokens longer by it
+   "busy": null,                                                busy_s of the evidence; null: as measured
    "slow_rate": 0.0, "slow_factor": 10.0,                       a share of requests slower by a factor
    "error_rate": 0.0, "error_after_tokens": 0,                  a share of requests that fail, and when
-   "text": "…", "bad_text": "forbidden", "bad_rate": 0.0,       the answer, and how often it is the other
+   "truncated_rate": 0.0,                                       a share of answers that are cut in the middle
+   "text": "…", "answers": [],                                  or by prompt: [{"match": RE2, "text": "…"}]
+   "bad_text": "forbidden", "bad_rate": 0.0,                    how often the answer is another one:
+   "refused_text": "I'm sorry, …", "refused_rate": 0.0,         … a refusal
+   "schema_failure_text": "{", "schema_failure_rate": 0.0,      … what no schema allows
+   "repeated_text": "and so on ", "repeated_rate": 0.0,         … forty times this
+   "pair_differ_rate": 0.0,                                     a share of pairs whose answer is like no other
+   "by_arm": {}, "by_tenant": {}, "by_task": {},                {"nl2sql": {"error_rate": 0.5}}; may be nested
    "healthy": true}                                             what /healthz says
 
 Change it at run time; fields that are left out stay as they are:
@@ -294,7 +290,7 @@ def _prepare(spec: BackendSpec, script: Script) -> launch.Started:
     def load() -> tuple[EnginePort, Identity]:
         return engine, Identity(model, spec.settings_digest, launch.runtime_digest())
 
-    return launch.Started(load, lambda runtime: script_routes(runtime, engine))
+    return launch.Started(load, lambda runtime: script_routes(runtime, engine), engine.attach)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer as Backend
 
 from sluice_runtime.engine.engine import Engine
 from sluice_runtime.engine.runner import ModelRunner
+from sluice_runtime.engine.scheduler import Scheduler
 from sluice_runtime.engine.tokenizer import Tokenizer
 from sluice_runtime.engine.types import EngineConfig, EngineRequest, SamplingParams
 from sluice_runtime.models import LoadedModel, ModelSource
@@ -49,6 +50,24 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {}),
     "qwen3": ("Qwen3", {}),
     "mistral-window": ("Mistral", {"sliding_window": 8}),
+    "gemma": ("Gemma", {}),
+    "phi3": ("Phi3", {}),
+    "phi3-window": ("Phi3", {"sliding_window": 8}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen2-moe": (
+        "Qwen2Moe",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+        },
+    ),
+    "qwen3-moe": ("Qwen3Moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}),
+    "gemma3-window": (
+        "Gemma3",
+        {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
     "gemma2-softcap": ("Gemma2", {"sliding_window": 8, "query_pre_attn_scalar": 8}),
 }
 
@@ -95,9 +114,27 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def books_are_right(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """After every test each scheduler that it made must be sound, and hold no KV unless somebody runs."""
+    made: list[Scheduler] = []
+    original = Scheduler.__init__
+
+    def init(self: Scheduler, *args: Any, **options: Any) -> None:
+        original(self, *args, **options)
+        made.append(self)
+
+    monkeypatch.setattr(Scheduler, "__init__", init)
+    yield
+    for scheduler in made:
+        scheduler.check_integrity()
+        assert scheduler.num_running or scheduler.blocks.num_used == 0
+
+
 def make_oracle(architecture: str) -> Oracle:
     name, options = ARCHITECTURES[architecture]
-    config = getattr(transformers, f"{name}Config")(**{**_SIZES, **options})
+    text = "Text" if name == "Gemma3" else ""
+    config = getattr(transformers, f"{name}{text}Config")(**{**_SIZES, **options})
     torch.manual_seed(7)
     model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
     reference = copy.deepcopy(model)
@@ -171,11 +208,14 @@ def make_engine(llama: Oracle, tokenizer: Tokenizer) -> Iterator[Callable[..., E
         engine._scheduler.check_integrity()
 
 
+_OWN_FIELDS = ("deadline", "prefix_cache", "tenant", "weight", "priority")
+
+
 def request(
     request_id: str, prompt: tuple[int, ...], max_tokens: int = 8, *, scope: str = "s", **sampling: Any
 ) -> EngineRequest:
     """A greedy request unless `sampling` says otherwise."""
-    own = {k: sampling.pop(k) for k in ("deadline", "prefix_cache") if k in sampling}
+    own = {k: sampling.pop(k) for k in _OWN_FIELDS if k in sampling}
     params = SamplingParams(max_tokens=max_tokens, **{"temperature": 0.0, **sampling})
     return EngineRequest(request_id, prompt, params, scope, **own)
 

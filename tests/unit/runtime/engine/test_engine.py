@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sluice_runtime.engine.engine import Engine
-from sluice_runtime.engine.scheduler import ScheduledChunk
+from sluice_runtime.engine.plan import ScheduledChunk
 from sluice_runtime.engine.tokenizer import Tokenizer
 from sluice_runtime.engine.types import (
     EngineRequest,
@@ -319,7 +319,7 @@ async def test_a_fault_of_the_engine_itself_ends_requests_but_not_the_loop(
     make_engine: Make, request_of: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine()
-    monkeypatch.setattr(engine._scheduler, "schedule", lambda _: 1 / 0)
+    monkeypatch.setattr(engine._scheduler, "schedule", lambda *_: 1 / 0)
     chunks = await _all(engine.submit(request_of("a", (1, 2), 5)))
     assert (chunks[-1].finish_reason, chunks[-1].error) == (FinishReason.ERROR, "internal error")
     chunks = await _all(engine.submit(request_of("b", (1, 2), 5)))

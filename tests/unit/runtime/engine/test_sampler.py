@@ -15,8 +15,8 @@ from sluice_runtime.engine.sampler import MIN_LOGPROB, Sampled, SamplerState, Sa
 from sluice_runtime.engine.types import SamplingParams
 
 
-def _state(**options: Any) -> SamplerState:
-    return SamplerState(SamplingParams(max_tokens=100, **options))
+def _state(prompt_ids: tuple[int, ...] = (), **options: Any) -> SamplerState:
+    return SamplerState(SamplingParams(max_tokens=100, **options), prompt_ids)
 
 
 def _ids(logits: torch.Tensor, states: list[SamplerState]) -> list[int]:

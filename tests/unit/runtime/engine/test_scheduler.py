@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sluice_runtime.engine.blocks import BlockManager
-from sluice_runtime.engine.scheduler import Scheduler, SchedulerOutput
+from sluice_runtime.engine.plan import SchedulerOutput
+from sluice_runtime.engine.scheduler import Scheduler
 from sluice_runtime.engine.types import EngineRequest, FinishReason, QueueFull, RequestTooLong, SamplingParams
 
 EOS = 0
@@ -61,16 +62,17 @@ def test_running_streams_come_before_prompts_and_nobody_stops_for_a_newcomer(req
     assert _step(scheduler) == [("a", 4, 1, True), ("b", 14, 1, True)]
 
 
-def test_a_request_waits_until_all_it_may_need_is_free_and_is_not_overtaken(request_of: Make) -> None:
+def test_a_request_waits_until_what_is_known_of_it_fits_and_is_not_overtaken(request_of: Make) -> None:
     scheduler = _scheduler(num_blocks=4)
-    scheduler.add(request_of("a", (1, 2), 6))  # two blocks
-    scheduler.add(request_of("b", (1, 2, 3), 9))  # three: not with a
+    scheduler.add(request_of("a", (1, 2), 6))
+    scheduler.add(request_of("b", tuple(range(1, 11)), 2))  # three blocks, and one for a to grow into
     scheduler.add(request_of("c", (1, 2), 2))  # one: would fit, but came later
     assert [c[0] for c in _step(scheduler)] == ["a"]
     assert scheduler.num_waiting == 2
     for _ in range(5):
-        _step(scheduler)
+        assert [c[0] for c in _step(scheduler)] == ["a"]
     assert scheduler.num_running == 0
+    assert [c[0] for c in _step(scheduler)] == ["b"]
     assert [c[0] for c in _step(scheduler)] == ["b", "c"]
 
 
@@ -143,7 +145,7 @@ def test_the_same_scope_shares_a_prefix_and_another_does_not(request_of: Make) -
     scheduler.add(request_of("same", prompt, 1, scope="tenant-1"))
     scheduler.add(request_of("other", prompt, 1, scope="tenant-2"))
     scheduler.add(request_of("off", prompt, 1, scope="tenant-1", prefix_cache=False))
-    starts = {c.request_id: c.start for c in scheduler.schedule(0.0).chunks}
+    starts = {request_id: start for request_id, start, _, _ in _step(scheduler)}
     assert starts == {"same": 12, "other": 0, "off": 0}
 
 

@@ -51,7 +51,9 @@ async def eventually(fact: Callable[[], bool], seconds: float = DEADLINE_S) -> N
 
 
 def timing(num_prompt: int = 3, num_output: int = 2, num_cached: int = 1) -> RequestTiming:
-    return RequestTiming(0.01, 0.02, 0.03, 0.004, 0.005, 0.05, num_prompt, num_cached, num_output)
+    return RequestTiming(
+        0.01, 0.02, 0.03, 0.004, 0.005, 0.05, num_prompt, num_cached, num_output, 0.006, 0.04
+    )
 
 
 @dataclass
@@ -83,11 +85,15 @@ class HandEngine:
         self.max_model_len = max_model_len
         self.tokenizer = ScriptedTokenizer()
         self.generations: dict[str, Generation] = {}
+        self.grammars: list[str] = []
         self.arrived: asyncio.Queue[Generation] = asyncio.Queue()
         self.full = False
         self.alive = True
         self.auto: Sequence[str] | None = None
         self.auto_finish = FinishReason.STOP
+
+    def compile_grammar(self, grammar: str) -> None:
+        self.grammars.append(grammar)
 
     def submit(self, request: EngineRequest) -> AsyncIterator[OutputChunk]:
         if self.full:
@@ -131,6 +137,7 @@ def pod_config(version: str = "v1", **changes: Any) -> dict[str, Any]:
         "model": "assistant",
         "contract": [],
         "features": {"prefixCache": True},
+        "switches": [],
         "scope": {"name": "prod/shared", "isolation": "Tenant", "epoch": 1, "versions": {"tokenizer": "1"}},
         "sampling": {},
         "caps": {},

@@ -46,7 +46,7 @@ def contract(*specs: dict[str, Any]) -> Contract:
 )
 def test_json_schema(text: str, ok: bool) -> None:
     judgement = contract(check("person", "JsonSchema", schema=PERSON)).judge(text, truncated=False)
-    assert judgement.verdicts == (Verdict("person", ok, True),)
+    assert judgement.verdicts == (Verdict("person", "JsonSchema", ok, True),)
     assert judgement.withhold == (() if ok else ("person",))
 
 
@@ -70,7 +70,7 @@ def test_patterns_that_look_at_the_end(
 
 def test_a_truncation_is_never_a_hard_violation_of_a_schema() -> None:
     judgement = contract(check("person", "JsonSchema", schema=PERSON)).judge('{"name": "A', truncated=True)
-    assert judgement.verdicts == (Verdict("person", False, False),)
+    assert judgement.verdicts == (Verdict("person", "JsonSchema", False, False),)
     assert judgement.withhold == ()
 
 
@@ -78,12 +78,12 @@ def test_a_forbidden_pattern_is_hard_whatever_came_after() -> None:
     judgement = contract(check("no-key", "MustNotMatch", pattern="sk-[a-z]{4}")).judge(
         "sk-abcd and", truncated=True
     )
-    assert judgement.verdicts == (Verdict("no-key", False, True),)
+    assert judgement.verdicts == (Verdict("no-key", "MustNotMatch", False, True),)
 
 
 def test_soft_checks_withhold_nothing() -> None:
     judgement = contract(check("dot", "MustMatch", hard=False, pattern="x")).judge("y", truncated=False)
-    assert judgement.verdicts == (Verdict("dot", False, False),)
+    assert judgement.verdicts == (Verdict("dot", "MustMatch", False, False),)
     assert judgement.withhold == ()
 
 
@@ -160,7 +160,7 @@ def test_many_items_are_compared_in_linear_time() -> None:
 
 def test_what_could_not_be_judged_is_withheld_but_is_no_hard_violation() -> None:
     judgement = contract(check("p", "MustMatch", pattern="x")).judge("y" * 300_000, truncated=False)
-    assert judgement.verdicts == (Verdict("p", False, False),)
+    assert judgement.verdicts == (Verdict("p", "MustMatch", False, False),)
     assert judgement.withhold == ("p",)
 
 
@@ -225,8 +225,8 @@ async def test_a_whole_answer_that_breaks_its_contract_is_withheld(pod: Pod) -> 
     record = await pod.record()
     assert (record["outcome"], record["status"]) == ("error", 502)
     assert record["verdicts"] == [
-        {"check": "person", "ok": False, "hard": True},
-        {"check": "short", "ok": False, "hard": False},
+        {"check": "person", "kind": "JsonSchema", "ok": False, "hard": True},
+        {"check": "short", "kind": "MustMatch", "ok": False, "hard": False},
     ]
 
 
@@ -235,7 +235,12 @@ async def test_an_answer_that_keeps_it_passes(pod: Pod) -> None:
     pod.engine.auto = ['{"name": ', '"Ada"}']
     reply = await pod.post(chat_body())
     assert reply.json()["choices"][0]["message"]["content"] == '{"name": "Ada"}'
-    assert (await pod.record())["verdicts"][0] == {"check": "person", "ok": True, "hard": True}
+    assert (await pod.record())["verdicts"][0] == {
+        "check": "person",
+        "kind": "JsonSchema",
+        "ok": True,
+        "hard": True,
+    }
 
 
 async def test_a_mirror_only_records(pod: Pod) -> None:
@@ -250,7 +255,10 @@ async def test_a_mirror_only_records(pod: Pod) -> None:
         (False, True, "ok"),
         (True, True, "ok"),
     ] * 2
-    assert all(r["verdicts"] == [{"check": "no-secret", "ok": False, "hard": True}] for r in records)
+    assert all(
+        r["verdicts"] == [{"check": "no-secret", "kind": "MustNotMatch", "ok": False, "hard": True}]
+        for r in records
+    )
 
 
 async def test_a_stream_is_cut_at_a_forbidden_pattern(pod: Pod) -> None:
@@ -267,7 +275,11 @@ async def test_a_stream_is_cut_at_a_forbidden_pattern(pod: Pod) -> None:
     early, final = pod.records()
     assert (early["final"], final["final"]) == (False, True)
     assert (final["outcome"], final["status"]) == ("error", 200)
-    assert early["verdicts"] == final["verdicts"] == [{"check": "no-secret", "ok": False, "hard": True}]
+    assert (
+        early["verdicts"]
+        == final["verdicts"]
+        == [{"check": "no-secret", "kind": "MustNotMatch", "ok": False, "hard": True}]
+    )
 
 
 async def test_the_early_record_does_not_wait_for_the_end(pod: Pod) -> None:
@@ -294,7 +306,12 @@ async def test_a_stream_that_ends_in_violation_is_marked(pod: Pod) -> None:
     found = events((await pod.post(chat_body(stream=True))).text)
     assert found[-1]["error"]["code"] == "contract_violation"
     assert found[-1]["incomplete"] is True
-    assert (await pod.record())["verdicts"][0] == {"check": "person", "ok": False, "hard": True}
+    assert (await pod.record())["verdicts"][0] == {
+        "check": "person",
+        "kind": "JsonSchema",
+        "ok": False,
+        "hard": True,
+    }
 
 
 async def test_a_truncated_answer_is_given_and_not_held_against_the_arm(pod: Pod) -> None:
@@ -303,7 +320,7 @@ async def test_a_truncated_answer_is_given_and_not_held_against_the_arm(pod: Pod
     assert (await pod.post(chat_body())).status_code == 200
     record = await pod.record()
     assert record["outcome"] == "truncated"
-    assert record["verdicts"][0] == {"check": "person", "ok": False, "hard": False}
+    assert record["verdicts"][0] == {"check": "person", "kind": "JsonSchema", "ok": False, "hard": False}
 
 
 async def test_a_cancelled_answer_is_not_held_against_the_arm(pod: Pod) -> None:

@@ -30,6 +30,7 @@ from unit.runtime.server.support import (
     soon,
 )
 
+SWITCH = {"tasks": [], "tenants": [], "features": {"prefixCache": False}}
 CALLER = Caller("r", "p/p", "rule", "stable", "", "v", "t", "d", "u", "chat", "", False, True)
 
 
@@ -84,6 +85,8 @@ async def test_hello_heartbeat_and_records_follow_the_schema(pod: Pod) -> None:
         assert record["tokens"]["cached"] == 1
         assert record["timing"]["queue_s"] == 0.01
         assert record["timing"]["ttft_s"] >= 0.03
+        assert (record["timing"]["jitter_s"], record["timing"]["busy_s"]) == (0.006, 0.04)
+        assert (record["pair"], record["digest"]) == (False, "")
         beat = await next_of(lines, "heartbeat")
         assert beat["seq"] == 1
 
@@ -237,6 +240,17 @@ async def test_a_configuration_that_does_not_compile_is_rejected_alone(pod: Pod)
         ({"features": {}}, "features.prefixCache"),
         ({"features": {"prefixCache": "yes"}}, "features.prefixCache"),
         ({"contract": [{"name": "a", "kind": "Nice", "hard": True}]}, "contract[0].kind"),
+        ({"switches": {}}, "switches"),
+        ({"switches": [{"tasks": [], "features": {}}]}, "switches[0].tenants"),
+        (
+            {"switches": [SWITCH, {**SWITCH, "features": {"prefixCache": 1}}]},
+            "switches[1].features.prefixCache",
+        ),
+        ({"switches": [{**SWITCH, "features": {"speculation": True}}]}, "switches[0].features.speculation"),
+        ({"switches": [{**SWITCH, "tasks": "nl2sql"}]}, "switches[0].tasks"),
+        ({"switches": [{**SWITCH, "tenants": ["a", ""]}]}, "switches[0].tenants[1]"),
+        ({"switches": [{**SWITCH, "users": []}]}, "switches[0].users"),
+        ({"switches": [SWITCH] * 17}, "switches"),
     ],
 )
 async def test_a_wrong_field_is_named(pod: Pod, change: dict[str, Any], field: str) -> None:
@@ -263,6 +277,10 @@ def test_the_type_and_the_schema_agree() -> None:
         contract=[check("a", "JsonSchema", schema={}), check("b", "MustMatch", pattern="x")],
         sampling={"temperature": 0.5, "topP": 0.5, "maxTokens": 5},
         caps={"maxInputTokens": 5, "maxOutputTokens": 5},
+        switches=[
+            {"tasks": ["nl2sql"], "tenants": [], "features": {"prefixCache": False}},
+            {"tasks": [], "tenants": ["acme", "beta"], "features": {}},
+        ],
     )
     Draft202012Validator(schema).validate(full)
     parsed = PodConfig.model_validate(full)
@@ -313,6 +331,61 @@ async def test_metrics_have_bounded_labels(pod: Pod) -> None:
     assert f"sluice_requests_total{{{labels}}} 1.0" in text
     assert "sluice_kv_blocks_used 3.0" in text
     assert "sluice_ttft_seconds_bucket" in text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_an_answer_looks_like_is_told(pod: Pod, stream: bool) -> None:
+    for pieces in (
+        ["I'm sor", "ry, but I can't", " help with that."],
+        ["It goes", *[" and so on"] * 20],
+        ["Paris."],
+    ):
+        pod.engine.auto = pieces
+        await pod.post(chat_body(stream=stream))
+    assert [(r["flags"]["refused"], r["flags"]["repeated"]) for r in pod.records()] == [
+        (True, False),
+        (False, True),
+        (False, False),
+    ]
+    assert not any(r["flags"]["tool_failed"] for r in pod.records())
+    text = (await soon(pod.api.get("/metrics"))).text
+    labels = '{arm="candidate",model="assistant",task="chat"}'
+    for name, count in (("answers", 3), ("answers_refused", 1), ("answers_repeated", 1)):
+        assert f"sluice_{name}_total{labels} {count}.0" in text
+
+
+async def test_what_did_not_end_looks_like_nothing(pod: Pod) -> None:
+    request = asyncio.create_task(pod.post(chat_body(stream=True)))
+    generation = await pod.engine.next()
+    generation.token("I can't help with that.")
+    generation.fail()
+    await request
+    record = await pod.record()
+    assert (record["outcome"], record["flags"]["refused"]) == ("error", False)
+    assert "sluice_answers_total{" not in (await soon(pod.api.get("/metrics"))).text
+
+
+async def test_a_refusal_that_breaks_its_contract_is_both(pod: Pod) -> None:
+    await pod.hold(pod_config(contract=[check("json", "JsonSchema", schema={})]))
+    pod.engine.auto = ["I can't help with that."]
+    assert (await pod.post(chat_body())).status_code == 502
+    (record,) = pod.records()
+    assert record["flags"]["refused"]
+    assert record["verdicts"] == [{"check": "json", "kind": "JsonSchema", "ok": False, "hard": True}]
+
+
+async def test_made_up_tasks_do_not_add_series(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sluice_runtime.metrics.MAX_TASKS", 2)
+    pod.engine.auto = ["Paris."]
+    for task in ("a", "b", "c", "d", "a"):
+        await pod.post(chat_body(), headers=route_headers(task=task))
+    text = (await soon(pod.api.get("/metrics"))).text
+    counts = {
+        task: f'sluice_answers_total{{arm="candidate",model="{model}",task="{task}"}} {count}.0' in text
+        for model, task, count in (("assistant", "a", 2), ("assistant", "b", 1), ("other", "other", 2))
+    }
+    assert all(counts.values()), counts
+    assert 'task="c"' not in text
 
 
 async def test_probes_ask_the_loop(pod: Pod) -> None:

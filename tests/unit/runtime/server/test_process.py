@@ -114,6 +114,9 @@ async def test_the_stand_in_is_a_pod_that_can_be_scripted(tmp_path: Path) -> Non
         assert (await pod.admin.put("/v1/configs", json={"configs": [config]})).json()["versions"] == ["v1"]
         reply = await pod.api.post(CHAT, json=chat_body(), headers=route_headers())
         assert reply.json()["choices"][0]["message"]["content"] == "Paris, mostly."
+        await pod.admin.put("/v1/script", json={"by_task": {"chat": {"text": "Paris, for a chat."}}})
+        reply = await pod.api.post(CHAT, json=chat_body(), headers=route_headers())
+        assert reply.json()["choices"][0]["message"]["content"] == "Paris, for a chat."
         changed = await pod.admin.put("/v1/script", json={"bad_rate": 1.0})
         assert (changed.json()["text"], changed.json()["bad_rate"]) == ("Paris, mostly.", 1.0)
         reply = await pod.api.post(CHAT, json=chat_body(), headers=route_headers())

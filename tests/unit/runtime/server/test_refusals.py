@@ -20,6 +20,14 @@ from unit.runtime.server.support import (
     soon,
 )
 
+CALL: dict[str, Any] = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
+
+
+def _format(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+
 ODD_CHATS: dict[str, tuple[dict[str, Any], str | None, str | None]] = {
     "no messages": ({"messages": []}, "messages", "invalid_value"),
     "messages null": ({"messages": None}, "messages", "invalid_value"),
@@ -53,7 +61,32 @@ ODD_CHATS: dict[str, tuple[dict[str, Any], str | None, str | None]] = {
     ),
     "tool call": (
         {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}]},
+        "messages[0].tool_calls[0].type",
+        "missing_required_parameter",
+    ),
+    "tool calls of a user": (
+        {"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]},
         "messages[0].tool_calls",
+        "invalid_value",
+    ),
+    "a result without a call": (
+        {"messages": [{"role": "tool", "content": "x", "tool_call_id": "call_1"}]},
+        "messages[0].tool_call_id",
+        "invalid_value",
+    ),
+    "a result of another call": (
+        {
+            "messages": [
+                {"role": "assistant", "content": None, "tool_calls": [CALL]},
+                {"role": "tool", "content": "x", "tool_call_id": "call_2"},
+            ]
+        },
+        "messages[1].tool_call_id",
+        "invalid_value",
+    ),
+    "a result of nothing": (
+        {"messages": [{"role": "tool", "content": "x"}]},
+        "messages[0].tool_call_id",
         "invalid_value",
     ),
     "model null": ({"model": None}, "model", "invalid_value"),
@@ -86,17 +119,73 @@ ODD_CHATS: dict[str, tuple[dict[str, Any], str | None, str | None]] = {
     "top_logprobs alone": ({"top_logprobs": 3}, "top_logprobs", "invalid_value"),
     "top_logprobs 21": ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
     "logprobs a number": ({"logprobs": 5}, "logprobs", "invalid_value"),
-    "n 2": ({"n": 2}, "n", "unsupported_parameter"),
-    "n 0": ({"n": 0}, "n", "unsupported_parameter"),
+    "repetition_penalty 0": ({"repetition_penalty": 0}, "repetition_penalty", "invalid_value"),
+    "repetition_penalty 11": ({"repetition_penalty": 11}, "repetition_penalty", "invalid_value"),
+    "n 17": ({"n": 17}, "n", "invalid_value"),
+    "n 0": ({"n": 0}, "n", "invalid_value"),
     "stream a string": ({"stream": "yes"}, "stream", "invalid_value"),
     "stream_options unstreamed": ({"stream_options": {"include_usage": True}}, "stream_options", None),
-    "tools": ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
-    "json schema": (
-        {"response_format": {"type": "json_schema", "json_schema": {}}},
-        "response_format",
-        "unsupported_parameter",
+    "tool without a function": (
+        {"tools": [{"type": "function"}]},
+        "tools[0].function",
+        "missing_required_parameter",
     ),
-    "json mode": ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+    "tool of another kind": (
+        {"tools": [{"type": "custom", "function": {"name": "f"}}]},
+        "tools[0].type",
+        "invalid_value",
+    ),
+    "no tools": ({"tools": [], "tool_choice": "auto"}, "tool_choice", "invalid_value"),
+    "tool with an odd name": (
+        {"tools": [{"type": "function", "function": {"name": 'f"'}}]},
+        "tools[0].function.name",
+        "invalid_value",
+    ),
+    "two tools of a name": ({"tools": [TOOL, TOOL]}, "tools[1].function.name", "invalid_value"),
+    "tool with arguments that are no object": (
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
+        "tools[0].function.parameters",
+        "invalid_value",
+    ),
+    "tool_choice without tools": ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
+    "tool_choice of no tool": (
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+        "tool_choice.function.name",
+        "invalid_value",
+    ),
+    "tool_choice odd": ({"tools": [TOOL], "tool_choice": "maybe"}, "tool_choice", "invalid_value"),
+    "functions": ({"functions": [{"name": "f"}]}, "functions", "unsupported_parameter"),
+    "json schema without a name": (
+        {"response_format": {"type": "json_schema", "json_schema": {}}},
+        "response_format.json_schema.name",
+        "missing_required_parameter",
+    ),
+    "json schema without itself": (
+        {"response_format": {"type": "json_schema"}},
+        "response_format.json_schema",
+        "invalid_value",
+    ),
+    "json schema that is none": (
+        {"response_format": _format({"type": "nothing"})},
+        "response_format.json_schema.schema",
+        "invalid_value",
+    ),
+    "json schema that counts too far": (
+        {"response_format": _format({"type": "array", "minItems": 100_000})},
+        "response_format.json_schema.schema",
+        "invalid_value",
+    ),
+    "json schema with an odd pattern": (
+        {"response_format": _format({"type": "string", "pattern": "("})},
+        "response_format.json_schema.schema",
+        "invalid_value",
+    ),
+    "form of another kind": ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
+    "a form without end": (
+        {"response_format": {"type": "json_object"}, "ignore_eos": True},
+        "ignore_eos",
+        "invalid_value",
+    ),
     "chat template": ({"chat_template": "{{ evil }}"}, "chat_template", "unsupported_parameter"),
     "template arguments": (
         {"chat_template_kwargs": {"a": 1}},

@@ -333,7 +333,7 @@ async def test_everything_is_counted_exactly_once(pod: Pod) -> None:
     pod.engine.auto = ["a", "b"]
     for stream in (True, False):
         await pod.post(chat_body(stream=stream))
-    await pod.post(chat_body(n=3))
+    await pod.post(chat_body(n=0))
     pod.engine.auto = None
     async with raw_client(pod) as raw:
         await raw.send(chat_body(stream=True))

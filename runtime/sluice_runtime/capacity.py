@@ -1,0 +1,93 @@
+"""How much memory KV and a step take; the figures that `sluice capacity` prints, enforced here before KV is
+allocated.
+
+The operator computes the same from config.json (it and the runtime never import each other); the examples of
+docs/contracts/budget.json bind both. Weights and the process itself need no estimate here: they are in memory
+already. Pure; all sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+RESERVE_PERCENT = 5
+TILE = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What a step's memory follows from. `layers`: for each its KV heads, key width and value width; `ffn` is
+    the widest that one token's feed-forward part becomes; `dtype_bytes` of weights and activations."""
+
+    hidden: int
+    heads: int
+    ffn: int
+    vocab: int
+    layers: tuple[tuple[int, int, int], ...]
+    dtype_bytes: int
+
+    @property
+    def bytes_per_token(self) -> int:
+        """KV of one token in all layers."""
+        return sum(heads * (key + value) for heads, key, value in self.layers) * self.dtype_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The engine's settings that memory follows from."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_batch_tokens: int
+    block_size: int
+
+
+def sizes_of(config: Any, layers: Sequence[tuple[int, int, int]], vocab: int, dtype_bytes: int) -> Sizes:
+    """From a configuration of transformers, or anything with its fields, and what probing found of layers."""
+
+    def number(name: str, default: int) -> int:
+        value = getattr(config, name, None)
+        return value if isinstance(value, int) and value > 0 else default
+
+    hidden = number("hidden_size", 1)
+    dense = number("intermediate_size", 4 * hidden)
+    experts = number("num_experts_per_tok", 0)
+    ffn = dense
+    if experts:
+        ffn = experts * number("moe_intermediate_size", dense) + number("shared_expert_intermediate_size", 0)
+    return Sizes(hidden, number("num_attention_heads", 1), ffn, vocab, tuple(layers), dtype_bytes)
+
+
+def activation_bytes(sizes: Sizes, limits: Limits) -> int:
+    """The most that one step holds beside KV: a layer's intermediate values of every token, scores of a tile
+    of a prompt's queries, and logits of every sequence, also in float32."""
+    size, tokens = sizes.dtype_bytes, limits.max_batch_tokens
+    kv_heads, key, _ = max(sizes.layers)
+    width = 4 * sizes.hidden + 3 * sizes.ffn + 2 * (sizes.heads + 2 * kv_heads) * key
+    scores = 2 * sizes.heads * min(TILE, tokens) * limits.max_model_len
+    return (tokens * width + scores) * size + limits.max_num_seqs * sizes.vocab * (size + 4)
+
+
+def workspace_bytes(sizes: Sizes, limits: Limits, kv_tokens: int) -> int:
+    """Pages of one layer, gathered for attention: the context of all that run, half as much again for
+    padding, a quarter for growth."""
+    tokens = min(limits.max_num_seqs * limits.max_model_len, kv_tokens)
+    return tokens * sizes.bytes_per_token // len(sizes.layers) * 15 // 8
+
+
+def max_kv_bytes(sizes: Sizes, limits: Limits, left: int) -> int:
+    """The most KV that fits into `left` beside the workspace that grows with it, in whole blocks."""
+    most = workspace_bytes(sizes, limits, limits.max_num_seqs * limits.max_model_len)
+    num_layers = len(sizes.layers)
+    # Either the workspace has its full size, or it is 15/8 of a layer's share of the KV.
+    kv = max(left - most, left * num_layers * 8 // (num_layers * 8 + 15))
+    block = sizes.bytes_per_token * limits.block_size
+    return max(0, kv) // block * block
+
+
+def kv_budget(sizes: Sizes, limits: Limits, available: int, limit: int) -> int:
+    """The most KV in a process that may still take `available` of its `limit`."""
+    left = available - activation_bytes(sizes, limits) - limit * RESERVE_PERCENT // 100
+    return max_kv_bytes(sizes, limits, max(0, left))

@@ -1,0 +1,69 @@
+"""What `sluice capacity` predicts against what a process then holds: within 5 %, tiny model and real one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice_operator.plan.budget import Engine, budget
+from unit.runtime.engine.conftest import Oracle
+
+pytestmark = pytest.mark.model
+_PROGRAM = Path(__file__).parent / "occupied.py"
+
+
+def _compare(directory: Path, dtype: str, quantization: str, num_seqs: int, kv_mib: int, length: int) -> None:
+    settings: dict[str, Any] = {
+        "dtype": dtype,
+        "quantization": quantization,
+        "maxModelLen": length,
+        "maxNumSeqs": num_seqs,
+        "maxBatchTokens": 256,
+        "blockSize": 16,
+        "kvCacheBytes": kv_mib * 2**20,
+    }
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(
+        [sys.executable, str(_PROGRAM), str(directory), json.dumps(settings)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    measured = json.loads(run.stdout.splitlines()[-1])
+    engine = Engine(dtype, quantization == "Int8", length, num_seqs, 256, 16, settings["kvCacheBytes"])
+    config = json.loads((directory / "config.json").read_text())
+    found = budget(config, engine, memory_bytes=None)
+    off = found.total / measured["bytes"] - 1
+    print(
+        f"{dtype} {quantization}: {found.total >> 20} MiB told, {measured['bytes'] >> 20} found, {off:+.1%}"
+    )
+    assert measured["blocks"] == found.num_blocks
+    assert abs(off) <= 0.05
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantization", "num_seqs", "kv_mib"),
+    [
+        ("bfloat16", "None", 8, 64),
+        ("bfloat16", "None", 16, 256),
+        ("float32", "None", 8, 256),
+        ("bfloat16", "Int8", 8, 128),
+    ],
+)
+def test_the_real_model(smollm2: Path, dtype: str, quantization: str, num_seqs: int, kv_mib: int) -> None:
+    _compare(smollm2, dtype, quantization, num_seqs, kv_mib, 2048)
+
+
+@pytest.mark.parametrize(("dtype", "kv_mib"), [("float32", 64), ("bfloat16", 200)])
+def test_a_tiny_model(tmp_path: Path, llama: Oracle, hf_tokenizer: Any, dtype: str, kv_mib: int) -> None:
+    llama.reference.save_pretrained(tmp_path)
+    hf_tokenizer.save_pretrained(tmp_path)
+    _compare(tmp_path, dtype, "None", 8, kv_mib, 256)

@@ -1,0 +1,65 @@
+"""Features switched by task and tenant: the last that applies wins, for requests that begin from now on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from sluice_runtime.podconfig import PodConfig
+from unit.runtime.server.support import Pod, chat_body, pod_config, route_headers
+
+
+def switch(on: bool | None, tasks: tuple[str, ...] = (), tenants: tuple[str, ...] = ()) -> dict[str, Any]:
+    features = {} if on is None else {"prefixCache": on}
+    return {"tasks": list(tasks), "tenants": list(tenants), "features": features}
+
+
+@pytest.mark.parametrize(
+    ("arm", "switches", "expected"),
+    [
+        (True, [], True),
+        (False, [], False),
+        (True, [switch(False)], False),
+        (False, [switch(True)], True),
+        (True, [switch(None)], True),
+        (True, [switch(False, ("nl2sql",))], False),
+        (True, [switch(False, ("code",))], True),
+        (True, [switch(False, (), ("acme",))], False),
+        (True, [switch(False, (), ("beta",))], True),
+        (True, [switch(False, ("nl2sql",), ("beta",))], True),
+        (True, [switch(False, ("code", "nl2sql"), ("beta", "acme"))], False),
+        (True, [switch(False), switch(True, ("nl2sql",))], True),
+        (True, [switch(False, ("nl2sql",)), switch(True)], True),
+        (True, [switch(True), switch(False, (), ("acme",)), switch(None)], False),
+        (True, [switch(False, ("nl2sql",)), switch(True, ("code",))], False),
+    ],
+)
+def test_the_last_that_applies_wins(arm: bool, switches: list[dict[str, Any]], expected: bool) -> None:
+    config = pod_config(features={"prefixCache": arm}, switches=switches)
+    features = PodConfig.model_validate(config).features_for("nl2sql", "acme")
+    assert features.prefix_cache is expected
+
+
+def test_a_request_without_a_task_is_of_no_task() -> None:
+    config = PodConfig.model_validate(pod_config(switches=[switch(False, ("nl2sql",))]))
+    assert config.features_for("", "acme").prefix_cache is True
+
+
+async def test_it_is_in_force_without_a_restart(pod: Pod) -> None:
+    async def cached(version: str, **headers: str) -> bool:
+        pod.engine.auto = ["x"]
+        await pod.post(chat_body(), headers=route_headers(version, **headers))
+        return (await pod.engine.next()).request.prefix_cache
+
+    assert await cached("v1", task="nl2sql")
+    pod.engine.auto = None
+    before = asyncio.create_task(pod.post(chat_body(), headers=route_headers("v1", task="nl2sql")))
+    running = await pod.engine.next()
+    await pod.hold(pod_config("v2", switches=[switch(False, ("nl2sql",))]))
+    assert running.request.prefix_cache
+    running.answer("x")
+    assert (await before).status_code == 200
+    assert not await cached("v2", task="nl2sql")
+    assert await cached("v2", task="summary")
