@@ -134,6 +134,19 @@ def test_images_can_be_named() -> None:
     assert (env["SLUICE_NAMESPACE"], env["SLUICE_WATCH_NAMESPACES"]) == ("team", "team")
 
 
+def test_prometheus_is_the_installations_choice() -> None:
+    objects = render(
+        "--set", "prometheus.url=http://prometheus.monitoring:9090",
+        "--set", "prometheus.tokenSecret.name=prom",
+    )  # fmt: skip
+    pod = objects["Deployment", "team", "sluice-operator"]["spec"]["template"]["spec"]
+    env = {item["name"]: item["value"] for item in pod["containers"][0]["env"]}
+    assert env["SLUICE_PROMETHEUS_URL"] == "http://prometheus.monitoring:9090"
+    assert env["SLUICE_PROMETHEUS_TOKEN_FILE"] == "/etc/sluice/prometheus/token"
+    assert env["SLUICE_FEEDBACK_HOST"] == "sluice-operator.team.svc"
+    assert {"name": "prometheus", "secret": {"secretName": "prom", "defaultMode": 0o440}} in pod["volumes"]
+
+
 def test_each_watched_namespace_has_a_role_of_its_own() -> None:
     objects = render("--set", "watchNamespaces={a,b}")
     assert {ns for kind, ns, _ in objects if kind == "Role"} == {"a", "b", "team"}
@@ -209,14 +222,16 @@ def test_the_operator_may_do_what_it_does_and_nothing_else(api_server: ApiServer
         ("watch", "inferencebackends"), ("patch", "routepolicies/status"), ("patch", "inferencebackends"),
         ("create", "deployments.apps"), ("patch", "services"), ("create", "poddisruptionbudgets.policy"),
         ("delete", "controllerrevisions.apps"), ("list", "pods"), ("get", "secrets"), ("create", "events"),
-        ("patch", "secret/sluice-runtime"), ("get", "namespaces"),
+        ("patch", "secret/sluice-runtime"), ("get", "namespaces"), ("patch", "evalsuites/status"),
+        ("create", "releaserecords"), ("patch", "releaserecords"), ("delete", "releaserecords"),
         ("create", "leases.coordination.k8s.io"), ("update", "lease.coordination.k8s.io/sluice-operator"),
     ):  # fmt: skip
         assert can(api_server, "rights", user, verb, what), f"{verb} {what}"
         if what != "namespaces":
             assert not can(api_server, "elsewhere", user, verb, what), f"{verb} {what} elsewhere"
     for verb, what in (
-        ("patch", "routepolicies"), ("patch", "tenants"), ("update", "inferencebackends"),
+        ("patch", "routepolicies"), ("patch", "tenants"), ("patch", "evalsuites"),
+        ("update", "inferencebackends"),
         ("delete", "inferencebackends"),
         ("create", "pods"), ("create", "pods/exec"), ("delete", "pods"), ("delete", "secrets"),
         ("patch", "secret/demo-key"), ("update", "lease.coordination.k8s.io/another"),

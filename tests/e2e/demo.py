@@ -116,12 +116,13 @@ class Demo:
     def promote(self) -> None:
         with self.candidate("11-smol-int8.yaml", "smol-int8"):
             self.apply("21-rollout-sound.yaml")
-            for phase in ("Shadowing", "Step", "Promoted"):
+            for phase in ("Shadowing", "Step", "Watching", "Promoted"):
                 rule = self.phase(phase, seconds=120)
                 self.told(rule)
             seen = [line["phase"] for line in rule["history"]]
             self.story.check(
-                seen[-4:] == ["Shadowing", "Step", "Step", "Promoted"], "shadow, 25 %, 50 %, promoted"
+                seen[-5:] == ["Shadowing", "Step", "Step", "Watching", "Promoted"],
+                "shadow, 25 %, 50 %, watched with a holdback, promoted",
             )
         self.apply("20-assistant.yaml")
         self.phase("Stable")

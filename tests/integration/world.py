@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import itertools
 import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -74,6 +75,7 @@ class World:
     ads_port: int = field(default_factory=free_port)
     gateway_port: int = field(default_factory=free_port)
     http_port: int = field(default_factory=free_port)
+    feedback_port: int = field(default_factory=free_port)
     operator: asyncio.subprocess.Process | None = None
     operators: list[asyncio.subprocess.Process] = field(default_factory=list)
     """All that were ever started; ``operator`` is the last."""
@@ -94,6 +96,8 @@ class World:
             "xds-address": f"127.0.0.1:{self.ads_port}",
             "gateway-port": self.gateway_port,
             "http-address": f"127.0.0.1:{self.http_port}",
+            "feedback-host": "127.0.0.1",
+            "feedback-address": f"127.0.0.1:{self.feedback_port}",
             "start-seconds": 5,
             "drain-seconds": 3,
             "lease-name": f"operator-{self.namespace}",
@@ -325,7 +329,7 @@ class World:
                 "apiVersion": "sluice.dev/v1alpha1",
                 "kind": "Tenant",
                 "metadata": {"name": "demo"},
-                "spec": {"apiKeys": [{"name": "demo-key"}], "tasks": ["chat"]},
+                "spec": {"apiKeys": [{"name": "demo-key"}], "tasks": ["chat", "nl2sql", "summary"]},
             }
         )
 
@@ -341,12 +345,15 @@ class World:
         await self.wait_condition(BACKEND, backend, "Ready")
         return pod
 
-    async def chat(self, http: aiohttp.ClientSession, model: str, text: str = "capital?") -> tuple[int, Any]:
+    async def chat(
+        self, http: aiohttp.ClientSession, model: str, text: str = "capital?", *, task: str = ""
+    ) -> tuple[int, Any]:
         body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 16}
+        claims = {"sluice-task": task} if task else {}
         async with http.post(
             f"http://127.0.0.1:{self.gateway_port}/v1/chat/completions",
             json=body,
-            headers={"Authorization": f"Bearer {self.key}"},
+            headers={"Authorization": f"Bearer {self.key}", **claims},
         ) as answer:
             return answer.status, await answer.json()
 
@@ -375,15 +382,17 @@ def policy_manifest(name: str, stable: str, **rule: Any) -> Object:
 
 
 def rollout(candidate: str, *weights: int, seconds: int = 1, samples: int = 3, **more: Any) -> Object:
+    """Promoted right after the last step, unless ``watch`` says otherwise."""
     steps = [{"weight": w, "minSeconds": seconds, "minSamples": samples} for w in weights]
-    return {"candidate": {"backend": candidate}, "steps": steps, **more}
+    return {"candidate": {"backend": candidate}, "steps": steps, "watch": {"seconds": 0}, **more}
 
 
 class Load:
     """Requests at a steady rate through the gateway; ``failures`` are those that did not get a 200."""
 
-    def __init__(self, world: World, model: str, rate: float = 20.0) -> None:
+    def __init__(self, world: World, model: str, rate: float = 20.0, tasks: Sequence[str] = ("",)) -> None:
         self._world, self._model, self._rate = world, model, rate
+        self._tasks = itertools.cycle(tasks)
         self.statuses: list[int] = []
         self.failures: list[Any] = []
         self._open: set[asyncio.Task[None]] = set()
@@ -413,7 +422,7 @@ class Load:
 
     async def _one(self, http: aiohttp.ClientSession) -> None:
         try:
-            status, body = await self._world.chat(http, self._model)
+            status, body = await self._world.chat(http, self._model, task=next(self._tasks))
         except aiohttp.ClientError as error:
             status, body = 0, repr(error)
         self.statuses.append(status)

@@ -25,6 +25,8 @@ KINDS = {
     "RoutePolicy": "sluice.dev/v1alpha1",
     "CacheScope": "sluice.dev/v1alpha1",
     "Tenant": "sluice.dev/v1alpha1",
+    "EvalSuite": "sluice.dev/v1alpha1",
+    "ReleaseRecord": "sluice.dev/v1alpha1",
     "Deployment": "apps/v1",
     "Pod": "v1",
     "Service": "v1",

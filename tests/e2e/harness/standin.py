@@ -70,11 +70,12 @@ def rollout(
     shadow: Object | None = None,
     **more: Any,
 ) -> Object:
-    """A rollout with these steps."""
+    """A rollout with these steps, promoted right after the last one."""
     steps = [{"weight": weight, "minSeconds": seconds, "minSamples": samples} for weight in weights]
     return {
         "candidate": {"backend": candidate},
         "steps": steps,
+        "watch": {"seconds": 0},
         **({"shadow": shadow} if shadow else {}),
         **more,
     }

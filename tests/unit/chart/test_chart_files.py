@@ -60,6 +60,8 @@ def test_schema_and_defaults_name_the_same_values() -> None:
         {"operator": {"logLevel": "info"}},
         {"operator": {"resources": {"limits": {"memory": "1gb"}}}},
         {"networkPolicies": {"enabled": "no"}},
+        {"ledger": {"keep": 0}},
+        {"prometheus": {"url": "prometheus:9090"}},
     ],
     ids=json.dumps,
 )
