@@ -269,6 +269,7 @@ REFUSED: list[tuple[str, str, Any, tuple[str, ...]]] = [
     ("suite", S + "expect.sql", {"tables": []}, ("expect.sql.tables", "at least 1")),
     ("suite", S + "expect.numbers", [{"value": 12}], ("expect.numbers[0].value", "string")),
     ("tenant", "spec.apiKeys", [{"name": "k"}, {"name": "k"}], ("spec.apiKeys[1]", "Duplicate")),
+    ("tenant", "metadata.name", "sluice-eval", ("the operator's own",)),
     ("tenant", "spec.risks", ["none"], ("spec.risks[0]", '"Low"')),
     ("tenant", "spec.jwt", {"issuer": "i"}, ("spec.jwt.jwksSecret: Required",)),
 ]

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from .common import Condition, DataClass, DnsLabel, Metadata, Risk, SecretKeyRef, Spec, named
-from .declare import AGE, MESSAGE, READY, REASON, SET, Column, Kind, keyed_by, obeys
+from .declare import AGE, MESSAGE, READY, REASON, SET, Cel, Column, Kind, keyed_by, obeys
 
 
 class JwtIdentity(Spec):
@@ -65,7 +65,13 @@ class Tenant(Spec):
             MESSAGE,
         ),
     )
-    model_config = obeys(named())
+    model_config = obeys(
+        named(),
+        Cel(
+            "self.metadata.name != 'sluice-eval'",
+            "metadata.name sluice-eval is the operator's own, for suites and load ramps: rename it",
+        ),
+    )
 
     metadata: Metadata
     spec: TenantSpec = Field(default_factory=TenantSpec)

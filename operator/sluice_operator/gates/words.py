@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..api.guards import Metric
 from .battery import Kind, Test
 from .evidence import Evidence
 from .slices import RULE
@@ -9,8 +10,9 @@ from .slices import RULE
 
 def told_of(evidence: Evidence, test: int, share: float | None, slice_: tuple[str, str] | None) -> str:
     """What has fired. `slice_`: task and tenant that are to blame; None: the whole rule."""
-    spec = evidence.battery.tests[test]
     slot = next((at for at, *names in evidence.slices.order() if tuple(names) == slice_), RULE)
+    test = _cause(evidence, test, slot)
+    spec = evidence.battery.tests[test]
     stable, candidate = evidence.bad(slot, test)
     where = _where(slice_)
     if spec.kind is Kind.CEILING:
@@ -20,6 +22,20 @@ def told_of(evidence: Evidence, test: int, share: float | None, slice_: tuple[st
     if share is not None and spec.kind is not Kind.PAIR:
         told += f", whose share is {share:.3g}"
     return told + _limit(evidence, test)
+
+
+def _cause(evidence: Evidence, test: int, slot: int) -> int:
+    """A failed request counts as slow everywhere. Where most of what was slow had failed, people should read of
+    failures."""
+    spec = evidence.battery.tests[test]
+    if spec.metric.is_rate or spec.kind is Kind.CEILING:
+        return test
+    slow = evidence.bad(slot, test)[1]
+    for at, other in enumerate(evidence.battery.tests):
+        failures = other.metric is Metric.ERROR_RATE and other.kind is not Kind.CEILING
+        if failures and evidence.bad(slot, at)[1] * 2 > slow:
+            return at
+    return test
 
 
 def _over(spec: Test) -> str:

@@ -240,6 +240,19 @@ def test_a_restart_goes_on_where_it_was() -> None:
     assert bad(restored) == (4, 0)
 
 
+def test_people_read_of_failures_where_most_of_what_was_slow_had_failed() -> None:
+    """A failed request counts as slow for every latency guard, which would hide what is the matter."""
+    guards = [Guard(metric=Metric.TTFT), Guard(metric=Metric.TOTAL), Guard(metric=Metric.ERROR_RATE)]
+    state = warm(gate(guards=guards))
+    for second in range(10, 60):
+        state.take(seen(second, failed=True, ttft_s=None, tpot_s=None))
+    assert verdict(state, at(60)).message.startswith("ErrorRate: ")
+    slow = warm(gate(guards=guards))
+    for second in range(10, 60):
+        slow.take(seen(second, ttft_s=9.0, total_s=9.5, age_s=9.5))
+    assert not verdict(slow, at(60)).message.startswith("ErrorRate")
+
+
 def test_a_restart_of_evidence_forgets_wealth_and_keeps_stables_window() -> None:
     state = warm(gate(guards=TTFT))
     for second in range(10, 12):
