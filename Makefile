@@ -51,7 +51,7 @@ unit: venv envoy prometheus ## unit tests: about a minute
 model-tests: venv models ## unit tests with the real model: about two minutes
 	OMP_NUM_THREADS=1 $(PYTEST) -m model tests/unit
 
-apiserver: venv cluster-binaries ## tests against a bare etcd and API server
+apiserver: venv cluster-binaries prometheus ## tests against a bare etcd and API server
 	$(PYTEST) tests/apiserver tests/integration
 
 e2e: venv cluster images models ## end-to-end tests on the cluster

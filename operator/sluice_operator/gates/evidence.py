@@ -78,21 +78,22 @@ class Evidence:
 
     def set_bad(self, slot: int, test: int, stable: int, candidate: int) -> None:
         """Counts as an earlier run left them."""
+        test = self.first_tail(test)
         spec, blocks = self.battery.tests[test], self._blocks.get(test)
         if blocks is None:
             counts = (candidate, stable) if spec.kind is Kind.GAIN else (stable, candidate)
             self.bank.totals[slot * self.bank.num_tests + test] = counts
-        elif spec.kind is not Kind.LADDER:
-            for cells, num in zip(blocks.bad, (stable, candidate), strict=True):
-                if cells:
-                    blocks.cells[slot, cells[-1]] = num
+            return
+        for cells, num in zip(blocks.bad, (stable, candidate), strict=True):
+            if cells:
+                blocks.cells[slot, cells[-1]] = num
 
     def touched(self, slot: int, test: int) -> bool:
-        """Whether a test has seen anything."""
-        process, blocks = slot * self.bank.num_tests + test, self._blocks.get(test)
-        if self.bank.totals[process].any() or (blocks is not None and blocks.cells[slot].any()):
+        """Whether a test has bet on anything."""
+        process = slot * self.bank.num_tests + test
+        if self.bank.totals[process].any():
             return True
-        return bool((self.bank.wealth[process] != FIRST_BET / NUM_ALTERNATIVES).any())
+        return not np.allclose(self.bank.wealth[process], FIRST_BET / NUM_ALTERNATIVES, rtol=1e-6, atol=0.0)
 
     def newest_limit(self, test: int) -> float | None:
         """Above what a request of the candidate's was slow by a test, as of the newest one; None: not known.

@@ -25,8 +25,8 @@ def told_of(evidence: Evidence, test: int, share: float | None, slice_: tuple[st
 
 
 def _cause(evidence: Evidence, test: int, slot: int) -> int:
-    """A failed request counts as slow everywhere. Where most of what was slow had failed, people should read of
-    failures."""
+    """A failed request counts as slow everywhere. Where most of what was slow had failed, people should read
+    of failures."""
     spec = evidence.battery.tests[test]
     if spec.metric.is_rate or spec.kind is Kind.CEILING:
         return test

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice_operator.api.rulestatus import RuleStatus
-from sluice_operator.gates import GateState, align, checkpoint, fold, verdict
+from sluice_operator.api.rulestatus import Phase, RuleStatus
+from sluice_operator.gates import ArmName, GateState, align, checkpoint, fold, verdict
 from unit.gates.traffic import START, Traffic, at, gate, observations, rule, status, warm
 
 TRAFFIC = Traffic(seconds=25.0, weight=25, tasks=("chat", "code"), tenants=("a", "b"), requests_per_unit=2.0,
@@ -71,6 +71,23 @@ def test_a_restart_of_the_operator_goes_on(seed: int, when: float) -> None:
     assert again.evidence.bank.total <= state.evidence.bank.total * (1 + 1e-5)
     fold(again, before)
     assert again.num_samples == state.num_samples, "what began before does not count again"
+
+
+@settings(max_examples=20, deadline=None)
+@given(num=st.integers(0, 60), weight=st.sampled_from([10, 98]), errors=st.integers(1, 5))
+def test_a_checkpoint_is_what_it_was_after_a_restart(num: int, weight: int, errors: int) -> None:
+    """Also of blocks that have only begun, and where nothing but failures came."""
+    begun = status(weight).model_copy(update={"evidence_since": START.isoformat(), "phase": Phase.WATCHING})
+    state = warm(align(None, rule(), begun, START))
+    fold(state, [
+        replace(observations(TRAFFIC, 1)[0], time=START.timestamp() + 20 + row, age_s=1.0, unit=f"u{row}",
+                arm=ArmName.CANDIDATE if row % 3 else ArmName.STABLE, failed=row % errors == 0)
+        for row in range(num)
+    ])  # fmt: skip
+    saved = checkpoint(state, begun)
+    text = saved.model_dump_json(by_alias=True)
+    again = align(None, rule(), RuleStatus.model_validate_json(text), at(200))
+    assert checkpoint(again, saved).model_dump_json(by_alias=True) == text
 
 
 @settings(max_examples=20, deadline=None)
