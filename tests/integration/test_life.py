@@ -253,3 +253,46 @@ async def test_feedback_goes_to_the_arm_that_answered(world: World) -> None:
 
         rule = await until("people's complaints roll it back", complain, seconds=60)
     assert "NegativeFeedbackRate" in rule["history"][-1]["message"]
+
+
+async def test_greedy_answers_are_compared_without_a_word_of_them(world: World) -> None:
+    await two_arms(world, text="Something else.")
+    shadow = {"percent": 100, "pairingPercent": 100, "minSeconds": 600, "minSamples": 5}
+    async with Load(world, "m", tasks=("chat", "summary")):
+        await world.apply(policy_manifest("m", "a", rollout=rollout("b", 50, shadow=shadow)))
+
+        async def compared() -> Object | None:
+            rule = await world.rule("m")
+            seen = {one["task"]: one for one in rule.get("agreement") or []}
+            enough = all(seen.get(task, {}).get("numPairs", 0) >= 5 for task in ("chat", "summary"))
+            return rule if enough else None
+
+        rule = await until("pairs of both tasks", compared, seconds=60)
+    for one in rule["agreement"]:
+        assert one["numEqual"] == 0
+        assert one["numBaselineEqual"] == one["numBaselinePairs"] > 0
+    assert rule["differing"]
+    assert "Something else" not in str(await world.get(POLICY, "m"))
+    assert "Something else" not in str(await records(world))
+    assert "Something else" not in world.log()
+
+
+async def test_suites_run_again_when_a_person_asks(world: World) -> None:
+    _, b = await two_arms(world, text="Paris.")
+    await world.apply(SUITE)
+    async with Load(world, "m"):
+        spec = policy_manifest(
+            "m", "a", rollout=rollout("b", 50, seconds=600, evaluation={"suites": ["facts"]})
+        )
+        await world.apply(spec)
+        await in_phase(world, "m", "Step")
+        await world.script(b, text="Rome.")
+        asked = {"annotations": {"sluice.dev/evaluate": "2026-11-30T12:00:00Z"}}
+        await world.kube.patch_metadata(POLICY, world.namespace, "m", asked)
+        assert (await world.rule("m"))["evaluation"]["stage"] == "Start"
+        asked = {"annotations": {"sluice.dev/evaluate": "2099-01-01T00:00:00Z"}}
+        await world.kube.patch_metadata(POLICY, world.namespace, "m", asked)
+        rule = await in_phase(world, "m", "RolledBack")
+    assert rule["evaluation"]["stage"] == "OnDemand/2099-01-01T00:00:00Z"
+    assert rule["evaluation"]["failedHard"] == ["facts/capital"]
+    assert rule["history"][-1]["reason"] == "EvaluationFailed"

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from sluice_operator.simulation.regression import Regression
-from sluice_operator.simulation.traffic import Shape, Traffic
+from sluice_operator.simulation.traffic import Traffic
 from sluice_operator.simulation.versus import Bout, by_tool
 
 
@@ -29,13 +29,14 @@ def gates() -> ModuleType:
 
 def test_the_last_line_has_the_agreed_form(gates: ModuleType) -> None:
     quick = tuple((name, text, weight, 20.0) for name, text, weight, _ in gates.DETECT)
+    shapes = ("poisson", gates.RECORDED)
     sizes = gates.Sizes(
-        aa=1, x5=1, other=1, peers=1, records=200, shapes=(Shape.POISSON,), detect=quick, onset_s=40.0
+        aa=1, x5=1, other=1, peers=1, records=200, shapes=shapes, detect=quick, onset_s=40.0
     )
     figures = json.loads(json.dumps(gates.bench(sizes, seed=7)))
     assert set(figures) == {"aa", "detect", "peers", "decide_ms", "fold_10k_ms"}
     assert set(figures["aa"]) == {"false_rollback", "time_to_promote_ratio"}
-    assert set(figures["aa"]["false_rollback"]) == {"poisson"}
+    assert set(figures["aa"]["false_rollback"]) == {"poisson", "recorded"}
     assert set(figures["detect"]) == {"p95_x5", "p95_x1.5", "error_5pct", "slow_3pct_x100", "hard"}
     assert set(figures["detect"]["p95_x5"]) == {"median", "max"}
     assert "Sluice" in figures["peers"]
