@@ -18,7 +18,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from sluice_operator.simulation.curves import log_normal
 from sluice_operator.simulation.drive import WORLD, Pace, settled
 from sluice_operator.simulation.evidence import START, Teller
 from sluice_operator.simulation.regression import parse_regression
+from sluice_operator.simulation.sources import from_evidence
 from sluice_operator.simulation.summary import Summary, summarise
 from sluice_operator.simulation.traffic import Shape, Traffic, make_trace
 from sluice_operator.simulation.versus import Bout, by_tool
@@ -52,6 +53,11 @@ SIDE_ONSET_S = 150.0
 TASKS = {"chat": 0.5, "nl2sql": 0.3, "summary": 0.2}
 TENANTS = {"shop": 0.5, "bank": 0.3, "lab": 0.2}
 console = Console(width=118)
+
+
+RECORDED = "recorded"
+"""Times and lengths resampled from what SmolLM2 really took on the demo's cluster (`benches/traces/`)."""
+TRACE = Path(__file__).parent / "traces/smollm2.jsonl"
 
 
 DETECT: tuple[tuple[str, str, int, float], ...] = (
@@ -74,7 +80,7 @@ class Sizes:
     other: int = 150
     peers: int = 60
     records: int = 10_000
-    shapes: tuple[Shape, ...] = tuple(Shape)
+    shapes: tuple[str, ...] = (*(shape.value for shape in Shape), RECORDED)
     detect: tuple[tuple[str, str, int, float], ...] = DETECT
     onset_s: float = ONSET_S
 
@@ -88,6 +94,13 @@ def traffic(shape: Shape = Shape.POISSON) -> Traffic:
     return Traffic(shape=shape, tasks=TASKS, tenants=TENANTS, tokens=log_normal(30.0, 0.6), day_s=300.0)
 
 
+def recorded() -> Traffic:
+    """The same rate, tasks and tenants, with the latencies of a real model."""
+    with TRACE.open() as lines:
+        found = from_evidence(lines)
+    return replace(found, rate=traffic().rate, tasks=TASKS, tenants=TENANTS)
+
+
 def rule(*steps: tuple[int, int], watch: int = 0) -> Rule:
     """A rollout with the default guards; weights and seconds."""
     rollout = Rollout(
@@ -97,9 +110,14 @@ def rule(*steps: tuple[int, int], watch: int = 0) -> Rule:
     return Rule(name="all", target=Target(backend="stable"), rollout=rollout)
 
 
-def sound(shape: Shape) -> Scenario:
+def of(shape: str) -> Traffic:
+    """Traffic by the name of its shape."""
+    return recorded() if shape == RECORDED else traffic(Shape(shape))
+
+
+def sound(shape: str) -> Scenario:
     """An A/A rollout."""
-    return Scenario(traffic(shape), 2.0 * SHORTEST_S, rule(*STEPS, watch=WATCH_S), pace=Pace(turn_s=60.0))
+    return Scenario(of(shape), 2.0 * SHORTEST_S, rule(*STEPS, watch=WATCH_S), pace=Pace(turn_s=60.0))
 
 
 def bad(text: str, weight: int, onset: float, watched: float) -> Scenario:
@@ -168,16 +186,16 @@ def measure_sound(sizes: Sizes, seed: int, workers: Pool) -> dict[str, Any]:
         begin = time.monotonic()
         one = summarise(spread_out(partial(simulate_one, sound(shape), seed), sizes.aa, workers), None)
         ratio = one.seconds_to_promote.median / SHORTEST_S
-        shares[shape.value] = one.false_stops.value
+        shares[shape] = one.false_stops.value
         ratios.append(ratio)
         low, high = one.false_stops.low, one.false_stops.high
         reasons = ", ".join(f"{name} {num}" for name, num in list(one.reasons.items())[:3])
         table.add_row(
-            shape.value, f"{one.false_stops.value:.2%}", f"{low:.2%} to {high:.2%}", str(one.narrowed),
+            shape, f"{one.false_stops.value:.2%}", f"{low:.2%} to {high:.2%}", str(one.narrowed),
             f"{one.promoted.value:.1%}", f"×{ratio:.2f}",
             f"×{one.seconds_to_promote.p95 / SHORTEST_S:.2f}", reasons,
         )  # fmt: skip
-        _say(f"{shape.value}: {time.monotonic() - begin:.0f} s")
+        _say(f"{shape}: {time.monotonic() - begin:.0f} s")
     console.print(table)
     return {"false_rollback": shares, "time_to_promote_ratio": round(max(ratios), 3)}
 
@@ -214,26 +232,26 @@ def measure_peers(sizes: Sizes, seed: int, workers: Pool) -> dict[str, Any]:
     """The same traces through every tool."""
     false = {shape: _bout(shape, "none", sizes, seed, workers) for shape in sizes.shapes}
     texts = {"p95_x5": "p95 x5", "p95_x1.5": "p95 x1.5", "error_5pct": "errors 5%"}
-    found = {name: _bout(Shape.POISSON, text, sizes, seed, workers) for name, text in texts.items()}
-    names = list(false[Shape.POISSON])
+    found = {name: _bout(Shape.POISSON.value, text, sizes, seed, workers) for name, text in texts.items()}
+    names = list(next(iter(false.values())))
     _print_false(false, names, sizes.peers)
     _print_bad(found, names, sizes.peers)
     return {
         name: {
-            "false_rollback": {shape.value: false[shape][name].false_stops.value for shape in false},
+            "false_rollback": {shape: false[shape][name].false_stops.value for shape in false},
             **{kind: _figures(summaries[name]) for kind, summaries in found.items()},
         }
         for name in names
     }
 
 
-def _bout(shape: Shape, text: str, sizes: Sizes, seed: int, workers: Pool) -> dict[str, Summary]:
+def _bout(shape: str, text: str, sizes: Sizes, seed: int, workers: Pool) -> dict[str, Summary]:
     """Ramps of 10 % a minute; Argo as documented takes 40 minutes."""
     ours = rule(*((weight, 60) for weight in (10, 20, 30, 40, 50)))
     regression = parse_regression(text, SIDE_ONSET_S)
-    bout = Bout(traffic(shape), 2_700.0, ours, 600.0, regression, seed)
+    bout = Bout(of(shape), 2_700.0, ours, 600.0, regression, seed)
     rounds = spread_out(bout.round, sizes.peers, workers)
-    _say(f"side by side: {text}, {shape.value}")
+    _say(f"side by side: {text}, {shape}")
     return by_tool(rounds, SIDE_ONSET_S if regression.changes else None)
 
 
@@ -246,10 +264,10 @@ def _figures(one: Summary) -> dict[str, float | None]:
     }
 
 
-def _print_false(false: dict[Shape, dict[str, Summary]], names: list[str], runs: int) -> None:
+def _print_false(false: dict[str, dict[str, Summary]], names: list[str], runs: int) -> None:
     table = _table(
         f"Side by side, sound candidates rolled back, {runs} traces a shape (×: p99 limit over stable's)",
-        ("tool", *(shape.value for shape in false)),
+        ("tool", *false),
     )
     for name in names:
         table.add_row(name, *(f"{false[shape][name].false_stops.value:.0%}" for shape in false))
@@ -295,11 +313,17 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a small run, under a minute")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--shapes", default="", help="only A/A, of these shapes: poisson,recorded")
     options = parser.parse_args()
+    sizes = QUICK if options.quick else Sizes()
     begin = time.monotonic()
     console.print(f"seed {options.seed}, {_machine()}, {options.processes} processes")
     with pool(options.processes) as workers:
-        figures = bench(QUICK if options.quick else Sizes(), options.seed, workers)
+        if options.shapes:
+            sizes = replace(sizes, shapes=tuple(options.shapes.split(",")))
+            figures = {"aa": measure_sound(sizes, options.seed, workers)}
+        else:
+            figures = bench(sizes, options.seed, workers)
     console.print(f"{time.monotonic() - begin:.0f} s")
     print(json.dumps(figures))
 

@@ -116,8 +116,8 @@ async def test_a_holder_that_slept_ends_and_has_written_nothing(world: World) ->
     async with Load(world, "m"):
         await running(world)
         os.kill(first.pid, signal.SIGSTOP)
-        # The port for gateways is still bound by the sleeper, as that of another pod would not be.
-        world.ads_port, old = free_port(), world.ads_port
+        # The ports are still bound by the sleeper, as those of another pod would not be.
+        world.ads_port, old, world.feedback_port = free_port(), world.ads_port, free_port()
         second = await standby(world)
         world.ads_port = old
         await held_by(world, second, 10)

@@ -38,6 +38,8 @@ class Others:
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
+        self._looked: set[Name] = set()
+        """Secrets that were looked for: of others nobody knows yet whether they are there."""
 
     async def scope(self, name: Name) -> None:
         ctx, scope = self._ctx, self._ctx.cache.scopes.get(name)
@@ -110,6 +112,9 @@ class Others:
         if isinstance(tenant, Broken):
             await tell_broken(ctx, TENANT, tenant)
             return
+        if not set(plan_tenants.referenced_secrets(tenant)) <= self._looked:
+            ctx.dirty("secrets", ("", ""))  # which comes back to it
+            return
         meta = tenant.metadata
         settled = self._settled(tenant.status.conditions, meta.generation)
         waiting = "" if settled else "the gateway has not acknowledged its keys yet"
@@ -136,7 +141,9 @@ class Others:
     async def load_secrets(self) -> None:
         """Reads what tenants name; news goes to the gateway at once, since it may be a revocation."""
         wanted = {ref for t in self.tenants() for ref in plan_tenants.referenced_secrets(t)}
-        if await secrets.load(self._ctx, wanted):
+        news = await secrets.load(self._ctx, wanted)
+        self._looked = set(wanted)
+        if news:
             await self._ctx.router.flush()
         for name in self._ctx.cache.tenants:
             self._ctx.dirty("tenant", name)
