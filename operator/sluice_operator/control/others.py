@@ -96,14 +96,11 @@ class Others:
             await tell_broken(ctx, EVAL_SUITE, suite)
             return None
         source = suite.spec.samples_from
-        found = await self.config_map(name[0], source.name) if source is not None else None
+        found = await ctx.kube.find(CONFIG_MAP, name[0], source.name) if source is not None else None
         told = suite_status(suite, await _parsed(suite, found), stamp())
         if changed(suite.status, told):
             await ctx.answered("EvalSuite", await ctx.kube.patch_status(EVAL_SUITE, *name, wire(told)))
         return _SUITE_AGAIN_S if source is not None else None
-
-    async def config_map(self, namespace: str, name: str) -> dict[str, Any] | None:
-        return await self._ctx.kube.find(CONFIG_MAP, namespace, name)
 
     async def tenant(self, name: Name) -> None:
         ctx, tenant = self._ctx, self._ctx.cache.tenants.get(name)

@@ -73,8 +73,10 @@ class Policies:
     async def _on_record(self, policy: RoutePolicy, entry: Entry, pending: dict[str, RuleStatus]) -> None:
         """No candidate gets traffic for an attempt that nobody would find in the ledger."""
         releases = self._ctx.book.releases
-        for rule in entry.spec.rules if releases is not None and entry.spec is not None else ():
-            if rule.name in pending and entry.spec is not None and releases is not None:
+        if releases is None or entry.spec is None:
+            return
+        for rule in entry.spec.rules:
+            if rule.name in pending:
                 subject = releases.subject(policy.metadata, entry.spec, rule)
                 await releases.ledger.ensure(subject, pending[rule.name])
 

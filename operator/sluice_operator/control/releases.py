@@ -113,7 +113,7 @@ class Releases:
         what both arms have done in the attempt."""
         status, key = decision.status, (f"{policy.namespace}/{policy.name}", rule.name)
         kept = self.kept(key)
-        kept.backends = self._arms(key, rule)
+        kept.backends = _arms(policy.namespace, rule)
         if kept.attempt != status.attempt:
             kept.attempt, kept.usage = status.attempt, Usage()
             self._evaluations.sync(*key, status.attempt)
@@ -122,14 +122,14 @@ class Releases:
                 summary.restore(before.stable.evidence, before.candidate.evidence)
         self._evaluate(key, spec, rule, decision, policy.annotations)
         self._ask(key, rule, status)
-        self._use(key, rule, kept, now)
+        self._use(kept, now)
         if not decision.material and now.timestamp() - kept.followed < _FOLLOW_S:
             return
         kept.followed = now.timestamp()
 
         def evidence() -> tuple[ArmEvidence, ArmEvidence]:
             done = summary.stable.evidence(), summary.candidate.evidence()
-            return kept.usage.told(*done, self._prices(key, rule))
+            return kept.usage.told(*done, self._prices(kept))
 
         self.ledger.follow(self.subject(policy, spec, rule), status, evidence)
 
@@ -202,8 +202,8 @@ class Releases:
     def _sync_queries(self) -> None:
         self._queries.sync(question for asked in self._questions.values() for question in asked)
 
-    def _use(self, key: RuleKey, rule: Rule, kept: _Rule, now: datetime) -> None:
-        for arm, (namespace, backend) in self._arms(key, rule).items():
+    def _use(self, kept: _Rule, now: datetime) -> None:
+        for arm, (namespace, backend) in kept.backends.items():
             kept.usage.see(
                 arm,
                 self._reached(names.cluster(namespace, backend)),
@@ -211,22 +211,21 @@ class Releases:
                 now.timestamp(),
             )
 
-    def _arms(self, key: RuleKey, rule: Rule) -> dict[str, Name]:
-        namespace = key[0].partition("/")[0]
-        candidate = rule.rollout.candidate.backend if rule.rollout is not None else None
-        return {
-            "stable": (namespace, rule.target.backend or ""),
-            "candidate": (namespace, candidate or rule.target.backend or ""),
-        }
-
-    def _prices(self, key: RuleKey, rule: Rule) -> dict[str, tuple[str, str]]:
+    def _prices(self, kept: _Rule) -> dict[str, tuple[str, str]]:
         """Price of a replica's hour and currency, by arm."""
         found = {}
-        for arm, name in self._arms(key, rule).items():
+        for arm, name in kept.backends.items():
             backend = self._cache.backends.get(name)
             if isinstance(backend, InferenceBackend) and backend.spec.cost is not None:
                 found[arm] = (backend.spec.cost.per_replica_hour, backend.spec.cost.currency)
         return found
+
+
+def _arms(namespace: str, rule: Rule) -> dict[str, Name]:
+    """Who serves each arm."""
+    stable = rule.target.backend or ""
+    candidate = rule.rollout.candidate.backend if rule.rollout is not None else None
+    return {"stable": (namespace, stable), "candidate": (namespace, candidate or stable)}
 
 
 def _safe_rate(backend: InferenceBackend) -> float | None:
