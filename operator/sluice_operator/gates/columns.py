@@ -72,7 +72,7 @@ class Columns:
         read = {name: flat[at :: len(_NAMES)] for at, name in enumerate(_NAMES)}
         self.numbers: dict[str, Floats] = {name: np.array(read[name], float) for name in _NUMBERS}
         self.tokens: dict[str, Floats] = {name: np.array(read[name], float) for name in _COUNTS}
-        self.flags: dict[str, Bools] = {name: np.array(read[name], bool) for name in _FLAGS}
+        self.flags: dict[str, Bools] = {name: np.frombuffer(bytes(read[name]), bool) for name in _FLAGS}
         self.attempt, self.task, self.tenant = read["attempt"], read["task"], read["tenant"]
         self.request, self.unit = read["request_id"], read["unit"]
         self.candidate = np.array([arm is ArmName.CANDIDATE for arm in read["arm"]], bool)
