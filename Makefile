@@ -24,7 +24,7 @@ KUBECONFIG_OF_CLUSTER = $$(tests/e2e/cluster/cluster kubeconfig)
 help: ## this list
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sort -u | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
-venv: .venv/.done ## .venv with all that development needs, the `sluice` command among it
+venv: .venv/.done kernels ## .venv with all that development needs, the `sluice` command among it
 .venv/.done: pyproject.toml requirements.txt
 	@test -x $(UV) || { echo "· installing uv into the cache"; python3 -m venv $(SLUICE_CACHE)/uv && $(SLUICE_CACHE)/uv/bin/pip -q install uv==0.13.9; }
 	@echo "· installing .venv (cold: about 2 minutes, torch is large)"
@@ -62,14 +62,14 @@ test: lint unit model-tests apiserver e2e ## all of it (warm: under 30 minutes)
 demo: venv cluster images models ## the main job on a real model, as a timeline
 	KUBECONFIG=$(KUBECONFIG_OF_CLUSTER) PYTHONPATH=tests $(PY) -m e2e.demo --save $(SLUICE_CACHE)/demo.json
 
-bench: venv envoy cluster images models ## all benchmarks; writes benches/RESULTS.md
+bench: venv envoy cluster images models peers ## all benchmarks; writes benches/RESULTS.md
 	KUBECONFIG=$(KUBECONFIG_OF_CLUSTER) $(PY) benches/report.py
 
 picture: venv ## the README's picture, from the last demo
 	$(PY) docs/picture.py $(SLUICE_CACHE)/demo.json docs/rollback.svg
 
-bench-engine: venv models ## the engine's throughput on the real model
-	$(PY) benches/engine.py --model $(SLUICE_CACHE)/models/smol
+bench-engine: venv models peers ## this engine beside its peers on the real model (about 12 minutes)
+	$(PY) -m benches.engine
 
 bench-gates: venv ## false rollbacks and detection of the guards, and of two peers (about 25 minutes)
 	OMP_NUM_THREADS=1 $(PY) benches/gates.py

@@ -5,11 +5,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sluice_runtime import launch
-from sluice_runtime.backend import BackendSpec
+from sluice_runtime.backend import BackendSpec, EngineSpec, digest
 from sluice_runtime.state import EnginePort, Identity
+
+if TYPE_CHECKING:
+    from sluice_runtime.engine.engine import Engine
+    from sluice_runtime.engine.team import Team
+    from sluice_runtime.models import LoadedModel, ModelSource
 
 DESCRIPTION = """\
 Serve one language model by the OpenAI API, as one pod of a Sluice InferenceBackend.
@@ -30,8 +37,10 @@ Try it without a cluster:
   curl localhost:8000/v1/chat/completions -H 'content-type: application/json' \\
     -d '{"model": "local/smol", "messages": [{"role": "user", "content": "Hello"}]}'
 
-Exit codes: 0 after SIGTERM, 2 wrong flags, 3 nothing to serve (why is in the termination message:
-/dev/termination-log, or the file that SLUICE_TERMINATION_LOG names).
+With "tensorParallel": N in "engine" it starts N-1 more processes, which end with it.
+
+Exit codes: 0 after SIGTERM, 2 wrong flags, 3 nothing to serve, 4 a tensor-parallel process was lost. Why is
+in the termination message: /dev/termination-log, or the file that SLUICE_TERMINATION_LOG names.
 """
 
 
@@ -40,36 +49,105 @@ def load(spec: BackendSpec, device: str) -> tuple[EnginePort, Identity]:
     from sluice_runtime import models
 
     source, settings = spec.model, spec.engine
-    model = models.load(
-        models.ModelSource(
-            path=Path(source.path) if source.path is not None else None,
-            repo=source.repo,
-            revision=source.revision,
-            gguf_file=source.file,
-            dtype=settings.dtype,
-            quantization="int8" if settings.quantization == "Int8" else None,
-            device=device,
-        )
+    wanted = models.ModelSource(
+        path=Path(source.path) if source.path is not None else None,
+        repo=source.repo,
+        revision=source.revision,
+        gguf_file=source.file,
+        dtype=settings.dtype,
+        quantization=None if settings.quantization == "None" else settings.quantization,
+        device=device,
+        num_ranks=settings.tensor_parallel,
     )
-    from sluice_runtime.engine.engine import Engine  # needs torch: a missing model is reported before that
-    from sluice_runtime.engine.types import EngineConfig
-
-    engine = Engine(
-        model,
-        EngineConfig(
-            max_num_seqs=settings.max_num_seqs,
-            max_batch_tokens=settings.max_batch_tokens,
-            block_size=settings.block_size,
-            kv_cache_bytes=settings.kv_cache_bytes,
-            max_model_len=settings.max_model_len,
-            max_queue=settings.max_queue,
-            num_threads=settings.num_threads,
-            device=model.source.device,
-        ),
-    )
+    draft = None
+    if wanted.num_ranks == 1:
+        model = models.load(wanted)
+        draft = _load_draft(settings, model.source.device)
+        engine = _engine(model, settings, draft=draft)
+    else:
+        engine = _load_on_ranks(wanted, settings)
     engine.start()
     runtime = launch.runtime_digest("torch", "transformers", "tokenizers", "llguidance")
-    return engine, Identity(model.identity, spec.settings_digest, runtime)
+    identity = engine.model.identity
+    if draft is not None:
+        identity = digest({"model": identity, "draft": draft.identity})
+    return engine, Identity(identity, spec.settings_digest, runtime)
+
+
+def _load_draft(settings: EngineSpec, device: str) -> LoadedModel | None:
+    """The draft, of the model's element type and as its files are. Raises a `ModelError` that names the
+    field."""
+    if settings.speculation is None or settings.speculation.draft is None:
+        return None
+    from sluice_runtime import models
+
+    source = settings.speculation.draft
+    wanted = models.ModelSource(
+        path=Path(source.path) if source.path is not None else None,
+        repo=source.repo,
+        revision=source.revision,
+        gguf_file=source.file,
+        dtype=settings.dtype,
+        device=device,
+    )
+    try:
+        return models.load(wanted)
+    except models.ModelError as error:
+        raise type(error)(f"engine.speculation.draft: {error}") from error
+
+
+def _load_on_ranks(source: ModelSource, settings: EngineSpec) -> Engine:
+    """With other processes beside this one, which hold and compute their share of the model."""
+    from sluice_runtime import models
+
+    models.inspect_and_weigh(source)  # what it refuses costs no process
+    from sluice_runtime.engine import parallel
+    from sluice_runtime.engine.types import KvCacheDtype
+
+    team = parallel.start(
+        source,
+        settings.block_size,
+        settings.num_threads,
+        launch.end_now,
+        kv_cache_dtype=KvCacheDtype(settings.kv_cache_dtype),
+    )
+    try:
+        return _engine(models.load(source), settings, team)
+    except BaseException:
+        team.stop(patience_s=0)
+        raise
+
+
+def _engine(
+    model: LoadedModel, settings: EngineSpec, team: Team | None = None, draft: LoadedModel | None = None
+) -> Engine:
+    # These need torch: a missing model is reported before that.
+    from sluice_runtime.engine import parallel
+    from sluice_runtime.engine.engine import Engine
+    from sluice_runtime.engine.types import EngineConfig, KvCacheDtype, Speculation, SpeculationMethod
+
+    num_threads = settings.num_threads
+    if team is not None:
+        num_threads = parallel.threads_of_rank(num_threads, settings.tensor_parallel)
+    config = EngineConfig(
+        max_num_seqs=settings.max_num_seqs,
+        max_batch_tokens=settings.max_batch_tokens,
+        block_size=settings.block_size,
+        kv_cache_bytes=settings.kv_cache_bytes,
+        max_model_len=settings.max_model_len,
+        max_queue=settings.max_queue,
+        num_threads=num_threads,
+        device=model.source.device,
+        num_ranks=settings.tensor_parallel,
+        kv_cache_dtype=KvCacheDtype(settings.kv_cache_dtype),
+        kv_offload_bytes=settings.kv_offload_bytes or 0,
+        speculation=None
+        if settings.speculation is None
+        else Speculation(SpeculationMethod(settings.speculation.method), settings.speculation.num_tokens),
+    )
+    if team is None:
+        return Engine(model, config, draft=draft)
+    return Engine(model, config, partial(parallel.LeadingRunner, team))
 
 
 def main(argv: list[str] | None = None) -> int:

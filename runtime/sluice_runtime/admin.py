@@ -71,14 +71,27 @@ class _Admin:
         authorize(self._runtime, request.headers)
         body = await json_body(request)
         raws = body.get("configs") if isinstance(body, dict) else None
-        if not isinstance(raws, list) or set(body) != {"configs"}:
-            raise errors.bad_request('The body must be {"configs": [PodConfig, …]}.', "configs")
+        if not isinstance(raws, list) or not {"configs"} <= set(body) <= {"configs", "limits"}:
+            raise errors.bad_request(
+                'The body must be {"configs": [PodConfig, …], "limits": LimitSet}; limits may be absent.',
+                "configs",
+            )
         if len(raws) > MAX_CONFIGS:
             raise errors.bad_request(f"At most {MAX_CONFIGS} configurations can be held.", "configs")
+        # Limits first: no request may find its configuration here and its tenant's caps not yet.
+        wrong = self._runtime.limits.replace(body["limits"]) if "limits" in body else None
         rejected = await self._runtime.configs.replace(raws)
-        versions = self._runtime.configs.versions
-        logs.event("configurations", held=len(versions), rejected=[[r.version, r.field] for r in rejected])
-        return json_response(200, {"versions": versions, "rejected": [r.body() for r in rejected]})
+        if wrong is not None:
+            rejected.append(wrong)
+        versions, limits = self._runtime.configs.versions, self._runtime.limits.version
+        logs.event(
+            "configurations",
+            held=len(versions),
+            limits=limits,
+            rejected=[[r.version, r.field] for r in rejected],
+        )
+        told = {"versions": versions, "limits": limits, "rejected": [r.body() for r in rejected]}
+        return json_response(200, told)
 
 
 class EvidenceStream:

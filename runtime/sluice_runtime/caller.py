@@ -9,6 +9,7 @@ known; where one is missing, the scope is unique to the request and nothing is s
 from __future__ import annotations
 
 import hashlib
+import re
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,9 +18,11 @@ from typing import Literal
 from starlette.datastructures import Headers
 
 from sluice_runtime.podconfig import Scope
+from sluice_runtime.reported import NOTHING, BadReport, Reported, parse_stages, parse_time
 
 Arm = Literal["stable", "candidate"]
 _MAX_VALUE = 512
+_SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?", re.ASCII)
 
 
 class BadContext(ValueError):
@@ -28,7 +31,11 @@ class BadContext(ValueError):
 
 @dataclass(frozen=True)
 class Caller:
-    """The route and the identity of one request. `conversation` and `user` never leave the process."""
+    """The route and the identity of one request. `conversation` and `user` never leave the process.
+
+    `route_s` is for how long the gateway waits for the answer (retries taken off), `patience_s` for how long
+    the client says it does; seconds, None: for ever.
+    """
 
     request_id: str
     policy: str
@@ -44,6 +51,9 @@ class Caller:
     mirror: bool
     routed: bool
     pair: bool = False
+    route_s: float | None = None
+    patience_s: float | None = None
+    reported: Reported = NOTHING
 
     @property
     def evaluation(self) -> bool:
@@ -84,7 +94,40 @@ def caller_from(headers: Headers) -> Caller:
         mirror=mirror != "",
         routed=routed,
         pair=mirror == "pair",
+        route_s=_route_seconds(headers),
+        patience_s=_patience(headers),
+        reported=_reported(headers),
     )
+
+
+def _reported(headers: Headers) -> Reported:
+    try:
+        return Reported(
+            gateway_time=parse_time("x-sluice-time", _value(headers, "x-sluice-time")),
+            user_time=parse_time("sluice-user-time", _value(headers, "sluice-user-time")),
+            stages=parse_stages("sluice-stages", _value(headers, "sluice-stages")),
+        )
+    except BadReport as e:
+        raise BadContext(str(e)) from None
+
+
+def _route_seconds(headers: Headers) -> float | None:
+    """What Envoy's router tells of the rule's time limit; it sends nothing where there is none."""
+    value = _value(headers, "x-envoy-expected-rq-timeout-ms")
+    if not value:
+        return None
+    if not (value.isascii() and value.isdecimal() and len(value) < 16):
+        raise BadContext("x-envoy-expected-rq-timeout-ms must be a number of milliseconds.")
+    return int(value) / 1000
+
+
+def _patience(headers: Headers) -> float | None:
+    value = _value(headers, "x-sluice-timeout")
+    if not value:
+        return None
+    if not _SECONDS.fullmatch(value) or float(value) == 0:
+        raise BadContext("sluice-timeout must be the seconds that you wait for the answer, such as 2.5.")
+    return float(value)
 
 
 def _value(headers: Headers, name: str) -> str:

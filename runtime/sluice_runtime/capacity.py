@@ -9,17 +9,20 @@ already. Pure; all sizes are bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 RESERVE_PERCENT = 5
 TILE = 128
+SCALE_BYTES = 2
+"""Of the scale that each key and each value of a KV head has where KV is quantised to a byte."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """What a step's memory follows from. `layers`: for each its KV heads, key width and value width; `ffn` is
-    the widest that one token's feed-forward part becomes; `dtype_bytes` of weights and activations."""
+    the widest that one token's feed-forward part becomes; `dtype_bytes` of weights and activations.
+    `quantized_kv`: pages hold a byte a value, and scales (engine/pages.py)."""
 
     hidden: int
     heads: int
@@ -27,11 +30,24 @@ class Sizes:
     vocab: int
     layers: tuple[tuple[int, int, int], ...]
     dtype_bytes: int
+    quantized_kv: bool = False
 
     @property
     def bytes_per_token(self) -> int:
         """KV of one token in all layers."""
+        if self.quantized_kv:
+            return sum(heads * (key + value + 2 * SCALE_BYTES) for heads, key, value in self.layers)
+        return self.computed_per_token
+
+    @property
+    def computed_per_token(self) -> int:
+        """The same in the dtype that attention computes in."""
         return sum(heads * (key + value) for heads, key, value in self.layers) * self.dtype_bytes
+
+    @property
+    def gathered_per_token(self) -> int:
+        """What gathering a token of every layer takes: quantised pages as they are, and then decoded."""
+        return self.computed_per_token + (self.bytes_per_token if self.quantized_kv else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +58,14 @@ class Limits:
     max_num_seqs: int
     max_batch_tokens: int
     block_size: int
+    num_guesses: int = 0
 
 
-def sizes_of(config: Any, layers: Sequence[tuple[int, int, int]], vocab: int, dtype_bytes: int) -> Sizes:
-    """From a configuration of transformers, or anything with its fields, and what probing found of layers."""
+def sizes_of(
+    config: Any, layers: Sequence[tuple[int, int, int]], vocab: int, dtype_bytes: int, num_ranks: int = 1
+) -> Sizes:
+    """From a configuration of transformers, or anything with its fields, and what probing found of layers. Of
+    one rank, where `num_ranks` share the heads and the feed-forward width."""
 
     def number(name: str, default: int) -> int:
         value = getattr(config, name, None)
@@ -57,7 +77,19 @@ def sizes_of(config: Any, layers: Sequence[tuple[int, int, int]], vocab: int, dt
     ffn = dense
     if experts:
         ffn = experts * number("moe_intermediate_size", dense) + number("shared_expert_intermediate_size", 0)
-    return Sizes(hidden, number("num_attention_heads", 1), ffn, vocab, tuple(layers), dtype_bytes)
+    heads = number("num_attention_heads", 1)
+    return Sizes(hidden, heads // num_ranks, ffn // num_ranks, vocab, tuple(layers), dtype_bytes)
+
+
+def with_draft(sizes: Sizes, draft: Sizes) -> Sizes:
+    """Of a model and the draft that guesses for it, whose KV holds the same tokens in as many blocks. One
+    runs after the other, and the draft is the smaller one: what a step takes beside KV is the model's."""
+    scale = sizes.dtype_bytes
+    more = draft.layers if draft.quantized_kv else tuple(
+        (heads, key * draft.dtype_bytes // scale, value * draft.dtype_bytes // scale)
+        for heads, key, value in draft.layers
+    )
+    return replace(sizes, layers=sizes.layers + more)
 
 
 def activation_bytes(sizes: Sizes, limits: Limits) -> int:
@@ -67,22 +99,24 @@ def activation_bytes(sizes: Sizes, limits: Limits) -> int:
     kv_heads, key, _ = max(sizes.layers)
     width = 4 * sizes.hidden + 3 * sizes.ffn + 2 * (sizes.heads + 2 * kv_heads) * key
     scores = 2 * sizes.heads * min(TILE, tokens) * limits.max_model_len
-    return (tokens * width + scores) * size + limits.max_num_seqs * sizes.vocab * (size + 4)
+    # Each guess of speculative decoding is one more row of logits.
+    rows = min(limits.max_num_seqs * (1 + limits.num_guesses), max(tokens, limits.max_num_seqs))
+    return (tokens * width + scores) * size + rows * sizes.vocab * (size + 4)
 
 
 def workspace_bytes(sizes: Sizes, limits: Limits, kv_tokens: int) -> int:
     """Pages of one layer, gathered for attention: the context of all that run, half as much again for
     padding, a quarter for growth."""
     tokens = min(limits.max_num_seqs * limits.max_model_len, kv_tokens)
-    return tokens * sizes.bytes_per_token // len(sizes.layers) * 15 // 8
+    return tokens * sizes.gathered_per_token // len(sizes.layers) * 15 // 8
 
 
 def max_kv_bytes(sizes: Sizes, limits: Limits, left: int) -> int:
     """The most KV that fits into `left` beside the workspace that grows with it, in whole blocks."""
     most = workspace_bytes(sizes, limits, limits.max_num_seqs * limits.max_model_len)
-    num_layers = len(sizes.layers)
-    # Either the workspace has its full size, or it is 15/8 of a layer's share of the KV.
-    kv = max(left - most, left * num_layers * 8 // (num_layers * 8 + 15))
+    # Either the workspace has its full size, or it is 15/8 of what a layer's share of the KV becomes.
+    kv_share, workspace_share = len(sizes.layers) * 8 * sizes.bytes_per_token, 15 * sizes.gathered_per_token
+    kv = max(left - most, left * kv_share // (kv_share + workspace_share))
     block = sizes.bytes_per_token * limits.block_size
     return max(0, kv) // block * block
 

@@ -8,7 +8,7 @@ Invariant: what a stop in the middle (length cap, client gone, engine error) may
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -16,9 +16,9 @@ from sluice_runtime.patterns import Pattern, PatternError, TooMuchWork, compile_
 from sluice_runtime.schema_check import BoundedSchema, OutOfTime, SchemaRefused
 
 if TYPE_CHECKING:
-    from sluice_runtime.podconfig import CheckSpec
+    from sluice_runtime.podconfig import CheckSpec, VerifierSpec
 
-Kind = Literal["JsonSchema", "MustMatch", "MustNotMatch"]
+Kind = Literal["JsonSchema", "MustMatch", "MustNotMatch", "Verifier"]
 
 RESPONSE_FORMAT = "response_format"
 """The check of the form that a request itself asks for; never a hard one."""
@@ -37,25 +37,55 @@ class ContractError(ValueError):
 
 @dataclass(frozen=True)
 class Verdict:
-    """One check's judgement. `hard` only where a violation is certain to be the model's."""
+    """One check's judgement. `hard` only where a violation is certain to be the model's. `reasons` are names
+    that a verifier gave, or one of ours, with a "/", that says why there is none."""
 
     check: str
     kind: Kind
     ok: bool
     hard: bool
+    reasons: tuple[str, ...] = ()
 
-    def body(self) -> dict[str, str | bool]:
-        return {"check": self.check, "kind": self.kind, "ok": self.ok, "hard": self.hard}
+    def body(self) -> dict[str, str | bool | list[str]]:
+        told: dict[str, str | bool | list[str]] = {
+            "check": self.check,
+            "kind": self.kind,
+            "ok": self.ok,
+            "hard": self.hard,
+        }
+        return told | {"reasons": list(self.reasons)} if self.reasons else told
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a verifier says of an answer. `passed` None: it gave no verdict, and `reasons` says why."""
+
+    passed: bool | None
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def result(self) -> str:
+        """For metrics: `passed`, `failed`, or why there is no verdict."""
+        if self.passed is None:
+            return self.reasons[0].partition("/")[2]
+        return "passed" if self.passed else "failed"
 
 
 @dataclass(frozen=True)
 class Judgement:
     """All verdicts on one answer. `withhold` names the hard checks that it broke, or that could not be
-    judged.
+    judged; `failed` names these and the hard ones that it may have failed only because it was cut off.
     """
 
     verdicts: tuple[Verdict, ...] = ()
     withhold: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+
+    @property
+    def unverified(self) -> bool:
+        """Whether nothing but verifiers without a verdict withholds it."""
+        silent = {v.check for v in self.verdicts if v.kind == "Verifier" and not (v.ok or v.hard)}
+        return bool(self.withhold) and silent.issuperset(self.withhold)
 
 
 @dataclass(frozen=True)
@@ -66,6 +96,7 @@ class _Check:
     schema: BoundedSchema | None = None
     must_match: Pattern | None = None
     must_not_match: Pattern | None = None
+    verifier: VerifierSpec | None = None
 
 
 class Contract:
@@ -73,8 +104,11 @@ class Contract:
 
     def __init__(self, specs: Sequence[CheckSpec]) -> None:
         """Raises ContractError, which names the field."""
-        self.checks = tuple(_compile(i, spec) for i, spec in enumerate(specs))
-        names = [check.name for check in self.checks]
+        compiled = tuple(_compile(i, spec) for i, spec in enumerate(specs))
+        self.checks = tuple(c for c in compiled if c.verifier is None)
+        self.verifiers = {c.name: c.verifier for c in compiled if c.verifier is not None}
+        self._hard = frozenset(c.name for c in compiled if c.hard)
+        names = [check.name for check in compiled]
         for i, name in enumerate(names):
             if name in names[:i]:
                 raise ContractError(f"contract[{i}].name", f"another check is named {name!r} already")
@@ -89,33 +123,66 @@ class Contract:
         data = text.encode("utf-8", "replace")
         verdicts: list[Verdict] = []
         withhold: list[str] = []
+        failed: list[str] = []
         for check in self.checks:
             verdict, certain = _judge(check, text, data, truncated, check.name in violated)
             verdicts.append(verdict)
             if check.hard and (not certain or (verdict.hard and not verdict.ok)):
                 withhold.append(check.name)
-        return Judgement(tuple(verdicts), tuple(withhold))
+            if check.hard and not verdict.ok:
+                failed.append(check.name)
+        return Judgement(tuple(verdicts), tuple(withhold), tuple(failed))
+
+    def with_findings(
+        self, judgement: Judgement, findings: Mapping[str, Finding], truncated: bool
+    ) -> Judgement:
+        """The judgement with what verifiers found, by the names of their checks."""
+        verdicts, withhold, failed = [*judgement.verdicts], [*judgement.withhold], [*judgement.failed]
+        for name, finding in findings.items():
+            is_hard, ok, silent = name in self._hard, finding.passed is True, finding.passed is None
+            # Of an answer that was cut off a verifier may miss what was still to come.
+            hard = is_hard and not silent and (ok or not truncated)
+            verdicts.append(Verdict(name, "Verifier", ok, hard, finding.reasons))
+            if is_hard and not ok:
+                failed.append(name)
+                if hard or silent:
+                    withhold.append(name)
+        return Judgement(tuple(verdicts), tuple(withhold), tuple(failed))
+
+    @property
+    def can_fail(self) -> bool:
+        """Whether it has a hard check: to pass it means something."""
+        return bool(self._hard)
 
     def is_heavy(self, num_chars: int) -> bool:
         """Whether judging so much text belongs into a thread."""
         return self.has_schema or num_chars > _INLINE_BYTES
 
 
+_NEEDS: Mapping[Kind, str] = {
+    "JsonSchema": "schema",
+    "MustMatch": "pattern",
+    "MustNotMatch": "pattern",
+    "Verifier": "verifier",
+}
+
+
 def _compile(i: int, spec: CheckSpec) -> _Check:
     at = f"contract[{i}]"
-    if spec.kind == "JsonSchema":
-        if spec.schema_ is None:
-            raise ContractError(f"{at}.schema", "is required for kind JsonSchema")
-        if spec.pattern is not None:
-            raise ContractError(f"{at}.pattern", "means nothing for kind JsonSchema")
+    needed = _NEEDS[spec.kind]
+    for field, value in (("schema", spec.schema_), ("pattern", spec.pattern), ("verifier", spec.verifier)):
+        if (value is None) and field == needed:
+            raise ContractError(f"{at}.{field}", f"is required for kind {spec.kind}")
+        if (value is not None) and field != needed:
+            raise ContractError(f"{at}.{field}", f"means nothing for kind {spec.kind}")
+    if spec.verifier is not None:
+        return _Check(spec.name, spec.kind, spec.hard, verifier=spec.verifier)
+    if spec.schema_ is not None:
         try:
             return _Check(spec.name, spec.kind, spec.hard, schema=BoundedSchema(spec.schema_))
         except SchemaRefused as e:
             raise ContractError(f"{at}.schema", str(e)) from None
-    if spec.pattern is None:
-        raise ContractError(f"{at}.pattern", f"is required for kind {spec.kind}")
-    if spec.schema_ is not None:
-        raise ContractError(f"{at}.schema", f"means nothing for kind {spec.kind}")
+    assert spec.pattern is not None
     try:
         pattern = compile_pattern(spec.pattern)
     except PatternError as e:

@@ -23,7 +23,8 @@ CAPACITY = 10_000
 HEARTBEAT_SECONDS = 1.0
 _BATCH = 256
 
-Outcome = Literal["ok", "truncated", "cancelled", "error", "rejected"]
+Outcome = Literal["ok", "truncated", "cancelled", "error", "rejected", "limited"]
+"""`limited`: refused for the tenant's own cap, which says nothing of who would have answered."""
 
 
 @dataclass(frozen=True)
@@ -37,19 +38,55 @@ class Timing:
     total_s: float
     jitter_s: float | None = None
     busy_s: float | None = None
+    decode_s: float | None = None
+    gateway_s: float | None = None
+    user_s: float | None = None
+    verify_s: float | None = None
+    stream_s: float | None = None
+    visible_s: float | None = None
+    verified_s: float | None = None
+    complete_s: float | None = None
+    application: Mapping[str, float] = field(default_factory=dict)
 
-    def body(self) -> dict[str, float | None]:
+    @property
+    def user_ttft_s(self) -> float | None:
+        """From the user's asking to the first visible token."""
+        return None if self.user_s is None or self.visible_s is None else self.user_s + self.visible_s
+
+    @property
+    def stages(self) -> dict[str, float]:
+        """Seconds by name of the stage, the application's own among them. Sending overlaps decoding."""
+        found = {
+            "gateway": self.gateway_s,
+            "queue": self.queue_s,
+            "prefill": self.prefill_s,
+            "decode": self.decode_s,
+            "verification": self.verify_s,
+            "stream": self.stream_s,
+        }
+        return {**{k: s for k, s in found.items() if s is not None}, **self.application}
+
+    def body(self) -> dict[str, Any]:
         stages = {
+            "gateway_s": self.gateway_s,
+            "user_s": self.user_s,
             "queue_s": self.queue_s,
             "prefill_s": self.prefill_s,
             "ttft_s": self.ttft_s,
             "tpot_s": self.tpot_s,
             "jitter_s": self.jitter_s,
             "busy_s": self.busy_s,
+            "decode_s": self.decode_s,
+            "verify_s": self.verify_s,
+            "stream_s": self.stream_s,
+            "visible_s": self.visible_s,
+            "verified_s": self.verified_s,
+            "complete_s": self.complete_s,
         }
         return {
             **{k: None if v is None else round(v, 6) for k, v in stages.items()},
             "total_s": round(self.total_s, 6),
+            "application": {k: round(v, 6) for k, v in self.application.items()},
         }
 
 

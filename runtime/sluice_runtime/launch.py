@@ -30,6 +30,7 @@ from sluice_runtime.server import Load, bind, drain, listening, load_into
 from sluice_runtime.state import Runtime, SecretFile, Settings
 
 EXIT_LOAD_FAILED = 3
+EXIT_RANK_LOST = 4
 _SECRETS = "/etc/sluice/secrets"
 
 
@@ -133,10 +134,11 @@ def parser(prog: str, description: str, epilog: str) -> argparse.ArgumentParser:
 
 
 def runtime_digest(*packages: str) -> str:
-    """Of the code that answers: this package's sources and the versions of what computes."""
+    """Of the code that answers: this package's sources, its kernels as they were built, and the versions of
+    what computes."""
     sources = hashlib.sha256()
     root = Path(__file__).parent
-    for path in sorted(root.rglob("*.py")):
+    for path in sorted(p for p in root.rglob("*") if p.suffix in (".py", ".c", ".h", ".so")):
         name = path.relative_to(root).as_posix().encode()
         for part in (name, path.read_bytes()):
             sources.update(len(part).to_bytes(8, "big") + part)
@@ -228,11 +230,17 @@ def _load_failure(error: Exception) -> StartFailed:
     return StartFailed(reason, str(error) or type(error).__name__)
 
 
-def _report(failure: StartFailed) -> int:
+def end_now(reason: str, message: str) -> None:
+    """End the process from any thread, streams included: it can't compute any more. Leaves a termination
+    message."""
+    _report(StartFailed(reason, message), "ended")
+    sys.stderr.flush()
+    os._exit(EXIT_RANK_LOST)
+
+
+def _report(failure: StartFailed, what: str = "start failed") -> int:
     line = json.dumps({"reason": failure.reason, "message": str(failure)[:2000]}, ensure_ascii=False)
-    logs.log.error(
-        "start failed", extra={"fields": {"reason": failure.reason, "detail": str(failure)[:2000]}}
-    )
+    logs.log.error(what, extra={"fields": {"reason": failure.reason, "detail": str(failure)[:2000]}})
     path = Path(os.environ.get("SLUICE_TERMINATION_LOG", "/dev/termination-log"))
     try:
         path.write_text(line + "\n", encoding="utf-8")

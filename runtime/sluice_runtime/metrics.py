@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from sluice_runtime.caller import Caller
 from sluice_runtime.contract import Verdict
-from sluice_runtime.engine.types import EngineLoad
+from sluice_runtime.engine.types import EngineLoad, SpeculationLoad
 from sluice_runtime.evidence import Flags, Outcome, Timing, Tokens
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -47,6 +47,14 @@ class _EngineCollector(Collector):
                 "KV blocks that the prefix cache can find",
                 load.num_cached_blocks,
             ),
+            "sluice_prefix_cache_host_blocks_used": (
+                "Evicted blocks that host memory holds",
+                load.host_blocks_used,
+            ),
+            "sluice_prefix_cache_host_blocks": (
+                "Blocks that host memory has room for",
+                load.host_blocks_total,
+            ),
             "sluice_engine_last_step_age_seconds": ("Since the loop last came round", load.last_step_age_s),
         }
         counters = {
@@ -57,12 +65,44 @@ class _EngineCollector(Collector):
             "sluice_preemptions": ("Requests that had to give their cache up", load.num_preemptions_total),
             "sluice_recomputed_tokens": ("Tokens computed again for it", load.num_recomputed_tokens_total),
             "sluice_prefix_cache_evictions": ("Blocks given up for others", load.num_evictions_total),
+            "sluice_prefix_cache_offloads": (
+                "Evicted blocks copied to host memory",
+                load.num_offloaded_blocks_total,
+            ),
+            "sluice_prefix_cache_restores": (
+                "Blocks found in host memory and copied back",
+                load.num_restored_blocks_total,
+            ),
             "sluice_engine_steps": ("Steps of the loop", load.num_steps_total),
         }
         for name, (text, value) in gauges.items():
             yield GaugeMetricFamily(name, text, value=value)
         for name, (text, value) in counters.items():
             yield CounterMetricFamily(name, text, value=value)
+        if load.speculation is not None:
+            yield from _speculation(load.speculation)
+
+
+def _speculation(load: SpeculationLoad) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
+    """Acceptance by position, and tokens per forward, are ratios of these."""
+    for name, text, counts in (
+        ("sluice_speculation_guesses", "Tokens guessed and put to the test", load.drafted),
+        ("sluice_speculation_right_guesses", "Of them right", load.right),
+    ):
+        family = CounterMetricFamily(name, text, labels=["position"])
+        for position, count in enumerate(counts, 1):
+            family.add_metric([str(position)], count)
+        yield family
+    yield CounterMetricFamily(
+        "sluice_stream_forwards", "Looks of the model at a running stream", value=load.num_stream_forwards
+    )
+    yield CounterMetricFamily("sluice_stream_tokens", "Tokens that these gave", value=load.num_stream_tokens)
+    workloads = GaugeMetricFamily(
+        "sluice_speculation_workloads", "Workloads by what guessing does for them", labels=["state"]
+    )
+    workloads.add_metric(["on"], load.num_workloads_on)
+    workloads.add_metric(["off"], load.num_workloads_off)
+    yield workloads
 
 
 def _bounded(seen: set[tuple[str, str]], names: tuple[str, str], limit: int) -> tuple[str, str]:
@@ -101,6 +141,22 @@ class Metrics:
         self.tpot = self._histogram("sluice_tpot_seconds", "Mean time per token after the first", _PER_TOKEN)
         self.total = self._histogram("sluice_request_seconds", "Arrival to end", _SECONDS)
         self.queue = self._histogram("sluice_queue_seconds", "Submit to admission", _SECONDS)
+        self.visible = self._histogram("sluice_visible_seconds", "Arrival to first visible token", _SECONDS)
+        self.verified = self._histogram("sluice_verified_seconds", "Arrival to first verified text", _SECONDS)
+        self.complete = self._histogram("sluice_complete_seconds", "Arrival to the answer's end", _SECONDS)
+        self.user_ttft = self._histogram(
+            "sluice_user_ttft_seconds", "From the user's asking, where it is told, to there", _SECONDS
+        )
+        self.stages = Histogram(
+            "sluice_stage_seconds",
+            "One stage of a request, the application's own among them",
+            [*_ROUTE, "stage"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.verifiers = Counter(
+            "sluice_verifier_calls", "Questions to verifiers", [*_ROUTE, "result"], registry=self.registry
+        )
         self.registry.register(_EngineCollector(load))
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
@@ -138,10 +194,20 @@ class Metrics:
             (self.tpot, timing.tpot_s),
             (self.total, timing.total_s),
             (self.queue, timing.queue_s),
+            (self.visible, timing.visible_s),
+            (self.verified, timing.verified_s),
+            (self.complete, timing.complete_s),
+            (self.user_ttft, timing.user_ttft_s),
         )
         for histogram, value in stages:
             if value is not None:
                 histogram.labels(*labels).observe(value)
+        for stage, seconds in timing.stages.items():
+            self.stages.labels(*labels, stage).observe(seconds)
+
+    def verifier(self, caller: Caller, model: str | None, result: str) -> None:
+        """Count one question to a verifier; `result` is a `Finding`'s."""
+        self.verifiers.labels(*self._labels(caller, model), result).inc()
 
     def _observe_answer(self, caller: Caller, model: str | None, outcome: Outcome, flags: Flags) -> None:
         if model is None or outcome not in ("ok", "truncated") or caller.mirror or caller.evaluation:

@@ -22,32 +22,48 @@ MAX_CONFIGS = 1000
 MAX_CHECKS = 32
 MAX_SWITCHES = 16
 
+VERIFIER_URL = r"^https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?(/[!-\"$->@-~]*)?$"
+"""No user, no query, no fragment: whoever may read a policy would read a credential in it."""
+
 Name = Annotated[str, Field(min_length=1, max_length=512)]
+Streaming = Literal["Immediate", "Verified", "Draft"]
 
 
-class _Model(BaseModel):
+class StrictModel(BaseModel):
+    """Nothing unknown, nothing converted."""
+
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-class CheckSpec(_Model):
+class VerifierSpec(StrictModel):
+    """An HTTP service that says whether an answer may be given."""
+
+    url: Annotated[str, Field(max_length=2048, pattern=VERIFIER_URL)]
+    timeout_seconds: Annotated[int, Field(ge=1, le=60, alias="timeoutSeconds")]
+
+
+class CheckSpec(StrictModel):
     name: Name
     kind: Kind
     hard: bool
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
     pattern: str | None = None
+    verifier: VerifierSpec | None = None
 
 
-class Features(_Model):
+class Features(StrictModel):
     prefix_cache: bool = Field(alias="prefixCache")
+    speculation: bool = True
 
 
-class FeatureChanges(_Model):
+class FeatureChanges(StrictModel):
     """What is absent stays as it is."""
 
     prefix_cache: bool | None = Field(default=None, alias="prefixCache")
+    speculation: bool | None = None
 
 
-class Switch(_Model):
+class Switch(StrictModel):
     """Features switched for some requests; an empty list stands for all."""
 
     tasks: Annotated[list[Name], Field(max_length=32)]
@@ -58,25 +74,25 @@ class Switch(_Model):
         return (not self.tasks or task in self.tasks) and (not self.tenants or tenant in self.tenants)
 
 
-class Scope(_Model):
+class Scope(StrictModel):
     name: Annotated[str, Field(max_length=512)]
     isolation: Literal["User", "Tenant", "SecurityDomain", "Public"]
     epoch: int
     versions: dict[str, str]
 
 
-class SamplingDefaults(_Model):
+class SamplingDefaults(StrictModel):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(default=None, alias="topP")
     max_tokens: Annotated[int, Field(ge=1)] | None = Field(default=None, alias="maxTokens")
 
 
-class Caps(_Model):
+class Caps(StrictModel):
     max_input_tokens: Annotated[int, Field(ge=1)] | None = Field(default=None, alias="maxInputTokens")
     max_output_tokens: Annotated[int, Field(ge=1)] | None = Field(default=None, alias="maxOutputTokens")
 
 
-class PodConfig(_Model):
+class PodConfig(StrictModel):
     """docs/contracts/podconfig.schema.json as a type."""
 
     version: Name
@@ -84,6 +100,7 @@ class PodConfig(_Model):
     rule: Annotated[str, Field(max_length=512)]
     model: Name
     contract: Annotated[list[CheckSpec], Field(max_length=MAX_CHECKS)]
+    streaming: Streaming = "Immediate"
     features: Features
     switches: Annotated[list[Switch], Field(max_length=MAX_SWITCHES)]
     scope: Scope
@@ -91,13 +108,13 @@ class PodConfig(_Model):
     caps: Caps
 
     def features_for(self, task: str, tenant: str) -> Features:
-        """The features of one request: what the last switch says that applies to it, else the arm's own."""
-        prefix_cache = self.features.prefix_cache
+        """The features of one request: of each what the last switch says that applies to it, else the arm's
+        own."""
+        features = self.features
         for switch in self.switches:
-            switched = switch.features.prefix_cache
-            if switched is not None and switched != prefix_cache and switch.applies_to(task, tenant):
-                prefix_cache = switched
-        return Features(prefixCache=prefix_cache)
+            if switch.applies_to(task, tenant):
+                features = features.model_copy(update=switch.features.model_dump(exclude_none=True))
+        return features
 
 
 @dataclass(frozen=True)
@@ -134,7 +151,10 @@ def compile_config(raw: Any) -> HeldConfig | Rejected:
     version = claimed[:512] if isinstance(claimed, str) else ""
     try:
         spec = PodConfig.model_validate(raw)
-        return HeldConfig(spec, Contract(spec.contract))
+        contract = Contract(spec.contract)
+        if spec.streaming != "Immediate" and not contract.can_fail:
+            return Rejected(version, "streaming", f"{spec.streaming} needs a hard check to pass or to fail")
+        return HeldConfig(spec, contract)
     except ValidationError as e:
         first = e.errors(include_url=False, include_input=False)[0]
         return Rejected(version, dotted(first["loc"]), re.sub(r"^Value error, ", "", first["msg"]))

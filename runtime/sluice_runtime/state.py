@@ -20,8 +20,10 @@ from sluice_runtime.backend import digest
 from sluice_runtime.contract import Contract
 from sluice_runtime.engine.types import EngineLoad, EngineRequest, Grammar, OutputChunk
 from sluice_runtime.evidence import EvidenceLog, Running
+from sluice_runtime.limits import LimitStore
 from sluice_runtime.metrics import Metrics
 from sluice_runtime.podconfig import ConfigStore, HeldConfig, PodConfig
+from sluice_runtime.verifier import Verifiers
 
 
 class TokenizerPort(Protocol):
@@ -125,7 +127,9 @@ class Runtime:
     settings: Settings
     evidence: EvidenceLog = field(default_factory=EvidenceLog)
     configs: ConfigStore = field(default_factory=ConfigStore)
+    limits: LimitStore = field(default_factory=LimitStore)
     running: dict[str, Running] = field(default_factory=dict)
+    verifiers: Verifiers = field(default_factory=Verifiers)
     engine: EnginePort | None = None
     identity: Identity | None = None
     draining: bool = False
@@ -150,15 +154,25 @@ class Runtime:
     def ready(self) -> bool:
         return self.engine is not None and not self.draining and self.engine.healthy()
 
+    def num_in_flight(self, tenant: str) -> int:
+        """A tenant's requests that have not ended; copies that nobody waits for don't count."""
+        callers = (running.caller for running in self.running.values())
+        return sum(1 for c in callers if c.tenant == tenant and not c.mirror)
+
     def hello(self) -> dict[str, Any]:
         assert self.identity is not None
-        return {"versions": self.configs.versions, "identity": self.identity.digest}
+        return {
+            "versions": self.configs.versions,
+            "limits": self.limits.version,
+            "identity": self.identity.digest,
+        }
 
     def heartbeat(self) -> dict[str, Any]:
         load = self.engine.load() if self.engine is not None else None
         now = time.monotonic()
         return {
             "versions": self.configs.versions,
+            "limits": self.limits.version,
             "load": {
                 "num_running": load.num_running if load else 0,
                 "num_waiting": load.num_waiting if load else 0,

@@ -94,6 +94,33 @@ def test_a_release_from_its_suites_to_its_record(sluice: Installation, made: Mak
     kube.delete("ReleaseRecord", name)
 
 
+def test_a_record_is_reviewed_on_copies_of_the_traffic_of_today(sluice: Installation, made: Make) -> None:
+    """The candidate is as bad as it was; its copies show it again, and nobody sees an answer of theirs."""
+    kube = sluice.kube
+    with arms(sluice, made, "again", error_rate=0.7) as load:
+        rollout = standin.rollout("again-b", 50, seconds=600, guards=[{"metric": "ErrorRate"}])
+        kube.apply(standin.policy("again", "again", "again-a", rollout=rollout))
+        phase(kube, "again", "RolledBack")
+        policy = kube.get("RoutePolicy", "again")
+        assert policy is not None
+
+        def ended() -> list[Object]:
+            records = kube.list("ReleaseRecord")
+            mine = [r for r in records if r["spec"]["policyUid"] == policy["metadata"]["uid"]]
+            return [r for r in mine if r["spec"].get("ended")]
+
+        [record] = until("the record tells the end", ended)
+        name = record["metadata"]["name"]
+        seen = len(load.samples)
+        said = command("review", name, "--wait")
+        assert "GoBack: ErrorRate" in said, said
+        assert "GoBack" in command("ledger", name)
+        until("traffic after it", lambda: len(load.samples) > seen + 20)
+        assert all(sample.ok for sample in load.samples[seen:])
+        assert kube.rule("again", "all")["weight"] == 0
+    kube.delete("ReleaseRecord", name)
+
+
 def test_what_people_say_reaches_the_arm_that_answered(sluice: Installation, made: Make) -> None:
     kube = sluice.kube
     with arms(sluice, made, "said", text="From the candidate."):

@@ -24,6 +24,7 @@ from .common import (
     Quantity,
     SecretKeyRef,
     Spec,
+    TokenCaps,
     named,
 )
 from .declare import (
@@ -84,10 +85,20 @@ class DType(StrEnum):
 
 
 class Quantization(StrEnum):
-    """What is done to the weights after loading; part of the backend's identity."""
+    """What is done to the linear layers after loading; part of the backend's identity."""
 
     NONE = "None"
     INT8 = "Int8"
+    INT4 = "Int4"
+    W8A8 = "W8A8"
+
+
+class KvCacheDtype(StrEnum):
+    """What the KV cache holds; part of the backend's identity."""
+
+    AUTO = "Auto"
+    INT8 = "Int8"
+    FP8 = "Fp8"
 
 
 class UpdateStrategy(StrEnum):
@@ -158,27 +169,79 @@ class ModelSource(Spec):
     """File to load inside the source, for GGUF; absent means safetensors."""
 
 
+class SpeculationMethod(StrEnum):
+    """Who guesses what comes next."""
+
+    SUFFIX = "Suffix"
+    DRAFT = "Draft"
+
+
+class Speculation(Spec):
+    """Speculative decoding: tokens are guessed and then checked together; answers stay what they are.
+    Guessing goes on only while it is faster."""
+
+    model_config = obeys(
+        Cel(
+            "(self.method == 'Draft') == has(self.draft)",
+            "method Draft needs a draft model, and Suffix takes none: give draft, or remove it",
+            ".draft",
+        )
+    )
+
+    method: SpeculationMethod
+    """Suffix guesses from the request's own text, Draft by a small model with the same vocabulary."""
+    num_tokens: int = Field(default=4, ge=1, le=16)
+    """Most tokens that are guessed for a step of a request."""
+    draft: ModelSource | None = None
+    """The draft model; its KV takes a part of kvCacheMemory."""
+
+
 class EngineSettings(Spec):
     """How the engine runs the model. All of it is part of the backend's identity."""
+
+    model_config = obeys(
+        Cel(
+            "!has(self.tensorParallel) || self.tensorParallel == 1 || self.quantization == 'None'",
+            "quantization must be None with tensorParallel above 1: it is made of whole weights",
+            ".quantization",
+        ),
+        Cel(
+            "!has(self.tensorParallel) || self.tensorParallel == 1"
+            " || !has(self.speculation) || self.speculation.method != 'Draft'",
+            "method Draft does not go with tensorParallel above 1: use Suffix",
+            ".speculation.method",
+        ),
+    )
 
     dtype: DType = DType.BFLOAT16
     """Element type of weights and activations."""
     quantization: Quantization = Quantization.NONE
-    """Weight quantisation applied at load."""
+    """At load: Int8 or Int4 weights, or W8A8, Int8 weights and activations. None for quantised files."""
+    kv_cache_dtype: KvCacheDtype = KvCacheDtype.AUTO
+    """Auto is dtype; Int8 and Fp8 (e4m3) keep a byte a value, and a scale for each token of each head."""
     max_model_len: int = Field(default=2048, ge=16, le=1_048_576)
     """Longest context, prompt and answer together, in tokens."""
     max_num_seqs: int = Field(default=16, ge=1, le=1024)
     """Sequences that run at once."""
     max_batch_tokens: int = Field(default=512, ge=1, le=65_536)
     """Token budget of one step; longer prompts are prefilled in chunks."""
-    block_size: int = Field(default=16, ge=1, le=1024)
-    """Tokens in one KV block."""
+    block_size: int | None = Field(default=None, ge=1, le=1024)
+    """Tokens in one KV block; absent: 16, or with an accelerator 256, which it must be a multiple of."""
     kv_cache_memory: Quantity = Field(default="256Mi", json_schema_extra=_at_least("kvCacheMemory", "1Mi"))
     """Memory for the paged KV cache."""
+    kv_offload_memory: Quantity | None = Field(
+        default=None, json_schema_extra=_at_least("kvOffloadMemory", "1Mi")
+    )
+    """Host memory for what the prefix cache evicts; absent: none. Of use with an accelerator."""
     max_queue: int = Field(default=64, ge=0, le=10_000)
     """Requests that may wait; one more gets 429."""
     num_threads: int | None = Field(default=None, ge=1, le=256)
     """CPU threads; absent: from the CPU limit."""
+    tensor_parallel: int = Field(default=1, ge=1, le=16)
+    """Processes of a pod that share the model, each with an accelerator of its own; must divide the model's
+    heads."""
+    speculation: Speculation | None = None
+    """Speculative decoding; absent: none."""
 
 
 class Accelerator(Spec):
@@ -306,6 +369,20 @@ class InferenceBackendSpec(Spec):
         unchanged("args", optional=True, advice=NEW_BACKEND),
         unchanged("resources", optional=True, advice=NEW_BACKEND),
         unchanged("accelerator", optional=True, advice=NEW_BACKEND),
+        Cel(
+            "!has(self.accelerator) || (has(self.args) && self.args.size() > 0)"
+            " || self.accelerator.count == self.engine.tensorParallel",
+            "accelerator.count must equal engine.tensorParallel: each process computes on one accelerator,"
+            " and others would stand idle",
+            ".accelerator.count",
+        ),
+        Cel(
+            "!has(self.accelerator) || (has(self.args) && self.args.size() > 0)"
+            " || !has(self.engine.blockSize) || self.engine.blockSize % 256 == 0",
+            "engine.blockSize must be a multiple of 256 with an accelerator: its attention kernel reads no"
+            " other blocks",
+            ".engine.blockSize",
+        ),
     )
 
     model: ModelSource
@@ -328,6 +405,8 @@ class InferenceBackendSpec(Spec):
     """Surge starts a new pod before an old one ends, Replace ends it first, Auto surges if there is room."""
     fitness: Fitness = Field(default_factory=Fitness)
     """What it may serve."""
+    limits: TokenCaps = Field(default_factory=TokenCaps)
+    """Bounds of a request, beside engine.maxModelLen. In force in seconds, without a restart."""
     cost: Cost | None = None
     """What it costs."""
     owner: str = Field(default="", max_length=200)
@@ -384,7 +463,7 @@ class InferenceBackendStatus(Spec):
     capacity: Capacity | None = None
     """Tested safe throughput; absent: not calibrated."""
     advised_replicas: int = 0
-    """Replicas for the traffic of the last minutes at the tested safe throughput; 0: unknown."""
+    """Replicas for recent traffic at the tested safe throughput, with a quarter to spare; 0: unknown."""
     conditions: list[Condition] = Field(default_factory=list, json_schema_extra=keyed_by("type"))
     """Ready, Reconciling, Stalled, and particulars."""
 

@@ -95,6 +95,15 @@ def named(max_length: int = 63) -> Cel:
     )
 
 
+class TokenCaps(Spec):
+    """Bounds of a request, in tokens; one beyond them gets 400 with the counts."""
+
+    max_input_tokens: int | None = Field(default=None, ge=1, le=1_048_576)
+    """Longest prompt; absent: what the context leaves."""
+    max_output_tokens: int | None = Field(default=None, ge=1, le=1_048_576)
+    """Longest answer that may be asked for; absent: what the context leaves."""
+
+
 class SecretKeyRef(Spec):
     """A key of a Secret in the same namespace."""
 

@@ -42,6 +42,7 @@ from .rollout import Rollout
 from .rulestatus import RuleStatus
 from .tuning import Features, Sampling, Switch
 
+VERIFIER_URL = r"^https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?(/[!-\"$->@-~]*)?$"
 ROLLOUT = '.status.rules[?(@.phase!="Stable")]'
 """JSONPath of rules with a rollout; a column shows the first."""
 
@@ -132,7 +133,9 @@ class Timeouts(Spec):
     """How long a request may take."""
 
     idle_seconds: int = Field(default=120, ge=1, le=3600)
-    """Longest silence: queue and prefill before the first token, or between tokens."""
+    """Longest silence: queue and prefill before the first token, or between tokens. What verifiers may take
+    is added. Where streaming is Verified, all of an answer is silence: there totalSeconds counts, or else an
+    hour."""
     total_seconds: int | None = Field(default=None, ge=1, le=86_400)
     """Longest request; absent: no limit."""
 
@@ -153,13 +156,23 @@ class CircuitBreaker(Spec):
     """Requests waiting for a connection."""
 
 
+class Verifier(Spec):
+    """An HTTP service of yours that is asked about each answer before its verdict is known."""
+
+    url: str = Field(min_length=1, max_length=2048, pattern=VERIFIER_URL)
+    """Where pods POST the question; without user, query and fragment, since policies are read by many.
+    Redirects are not followed."""
+    timeout_seconds: int = Field(default=5, ge=1, le=60)
+    """Within which it must answer; after that the answer counts as not verified and is withheld."""
+
+
 class Check(Spec):
     """A named check of each answer; exactly one kind."""
 
     model_config = obeys(
         Cel(
-            exactly_one("jsonSchema", "mustMatch", "mustNotMatch"),
-            "check needs exactly one kind: give one of jsonSchema, mustMatch and mustNotMatch",
+            exactly_one("jsonSchema", "mustMatch", "mustNotMatch", "verifier"),
+            "check needs exactly one kind: give one of jsonSchema, mustMatch, mustNotMatch and verifier",
         )
     )
 
@@ -173,6 +186,16 @@ class Check(Spec):
     """The answer contains a match of this RE2 pattern."""
     must_not_match: Regex | None = None
     """The answer contains no match of this RE2 pattern."""
+    verifier: Verifier | None = None
+    """The answer passes a service of yours. Without its verdict, a Hard check withholds the answer."""
+
+
+class Streaming(StrEnum):
+    """When the answers of a rule may be shown."""
+
+    IMMEDIATE = "Immediate"
+    VERIFIED = "Verified"
+    DRAFT = "Draft"
 
 
 class Refusals(StrEnum):
@@ -185,6 +208,18 @@ class Refusals(StrEnum):
 class Contract(Spec):
     """What answers of this rule must keep to."""
 
+    model_config = obeys(
+        Cel(
+            "!has(self.streaming) || self.streaming == 'Immediate'"
+            " || (has(self.checks) && self.checks.exists(c, !has(c.severity) || c.severity == 'Hard'))",
+            "streaming Verified and Draft need a check of severity Hard to pass: add one, or use Immediate",
+            ".streaming",
+        )
+    )
+
+    streaming: Streaming = Streaming.IMMEDIATE
+    """Immediate: as it is generated. Verified: not a byte before all checks have passed. Draft: as it is
+    generated, marked as unverified until the last event tells the verdict."""
     refusals: Refusals = Refusals.NEEDLESS
     """Needless: a model that refuses has failed, as in most work. Proper: it may be right, as in
     compliance."""

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from .common import Condition, DataClass, DnsLabel, Metadata, Risk, SecretKeyRef, Spec, named
+from .common import Condition, DataClass, DnsLabel, Metadata, Risk, SecretKeyRef, Spec, TokenCaps, named
 from .declare import AGE, MESSAGE, READY, REASON, SET, Cel, Column, Kind, keyed_by, obeys
 
 
@@ -23,8 +23,29 @@ class JwtIdentity(Spec):
     """Claims that a token must carry, with their values, to be this tenant."""
 
 
+class TenantLimits(TokenCaps):
+    """What its callers may take. Each replica counts for itself: a backend of 4 runs up to 4 × maxRunning."""
+
+    model_config = obeys(
+        Cel(
+            "!has(self.maxRunning) || !has(self.maxInFlight) || self.maxRunning <= self.maxInFlight",
+            "maxRunning must not exceed maxInFlight, which counts what runs too: lower it or raise the other",
+            ".maxRunning",
+        )
+    )
+
+    max_running: int | None = Field(default=None, ge=1, le=100_000)
+    """Sequences of its that run at once on a replica; more wait. Absent: what its weight gives it."""
+    max_in_flight: int | None = Field(default=None, ge=1, le=100_000)
+    """Requests of its that run or wait on a replica; one more gets 429. Absent: the replica's own bounds."""
+    max_context_tokens: int | None = Field(default=None, ge=2, le=1_048_576)
+    """Longest prompt and answer together; absent: the backend's maxModelLen."""
+    max_seconds: int | None = Field(default=None, ge=1, le=86_400)
+    """Longest request; past it it ends with 504. Absent: the rule's totalSeconds alone."""
+
+
 class TenantSpec(Spec):
-    """Identity and permissions."""
+    """Identity, permissions and share."""
 
     api_keys: list[SecretKeyRef] = Field(
         default_factory=list, max_length=64, json_schema_extra=keyed_by("name", "key")
@@ -40,6 +61,10 @@ class TenantSpec(Spec):
     """Data classes that its callers may claim. A request without a claim is Restricted."""
     risks: list[Risk] = Field(default_factory=lambda: list(Risk), max_length=3)
     """Risks that its callers may claim. A request without a claim is High."""
+    weight: int = Field(default=1, ge=1, le=1000)
+    """Its share where tenants want more than there is: 3 gets thrice the tokens of 1. In force in seconds."""
+    limits: TenantLimits = Field(default_factory=TenantLimits)
+    """What its callers may take. In force in seconds."""
 
 
 class TenantStatus(Spec):

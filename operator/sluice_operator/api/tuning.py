@@ -13,6 +13,8 @@ class Features(Spec):
 
     prefix_cache: bool | None = None
     """Reuse of cached prompt prefixes within the cache scope; default on."""
+    speculation: bool | None = None
+    """Speculative decoding, where the backend has it; default on."""
 
 
 class Sampling(Spec):

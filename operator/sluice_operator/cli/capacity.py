@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from rich.table import Table
 
 from ..api import InferenceBackend
+from ..plan.backend import block_size
 from ..plan.budget import Budget, BudgetError, Concurrency, Engine, budget, concurrency
 from ..plan.capacity import in_flight, replicas_for
 from ..plan.quantity import num_bytes
@@ -70,7 +71,7 @@ def capacity(
         if as_json:
             typer.echo(json.dumps(_body(found, running, replicas), indent=2))
         else:
-            console.print(_table(found))
+            console.print(_table(found, engine.tensor_parallel))
             for line in _lines(backend, engine, found, running, (prompt, output)) + replicas[1]:
                 console.print(line, soft_wrap=True, highlight=False)
         if not found.fits:
@@ -111,12 +112,16 @@ def _budget(backend: InferenceBackend, directory: Path, memory: str) -> tuple[En
         memory_bytes = num_bytes(limit) if limit else None
         engine = Engine(
             spec.dtype.value,
-            spec.quantization.value == "Int8",
+            spec.quantization.value,
             spec.max_model_len,
             spec.max_num_seqs,
             spec.max_batch_tokens,
-            spec.block_size,
+            block_size(backend),
             num_bytes(spec.kv_cache_memory),
+            spec.tensor_parallel,
+            spec.kv_cache_dtype.value,
+            kv_offload_bytes=num_bytes(spec.kv_offload_memory) if spec.kv_offload_memory else 0,
+            num_guesses=spec.speculation.num_tokens if spec.speculation else 0,
         )
     except ValueError as error:
         raise BudgetError(f"memory: {error}") from None
@@ -184,9 +189,9 @@ def _replicas(
     ]
 
 
-def _table(found: Budget) -> Table:
-    table = Table(box=None, show_header=False)
-    table.add_column()
+def _table(found: Budget, num_ranks: int) -> Table:
+    table = Table(box=None, show_header=num_ranks > 1)
+    table.add_column(f"each of {num_ranks} ranks")
     table.add_column(justify="right")
     for name, size in (
         ("weights", found.weights),
@@ -194,6 +199,7 @@ def _table(found: Budget) -> Table:
         ("activations", found.activations),
         ("workspace", found.workspace),
         ("KV cache", found.kv_cache),
+        *([("host memory for evicted KV", found.host_pool)] if found.host_pool else []),
         ("total", found.total),
         ("reserve", found.reserve),
     ):
@@ -205,20 +211,24 @@ def _lines(
     backend: InferenceBackend, engine: Engine, found: Budget, running: Concurrency, lengths: tuple[int, int]
 ) -> list[str]:
     asked = backend.spec.engine.kv_cache_memory
+    num_ranks = engine.tensor_parallel
+    offload = "kvOffloadMemory, " if found.host_pool else ""
+    of_rank = f" on each of {num_ranks} ranks" if num_ranks > 1 else ""
+    kv_budget = None if found.kv_budget is None else _mib(found.kv_budget * num_ranks)
     lines = [
-        f"A token takes {found.bytes_per_token:,} bytes of KV; {asked} hold {found.kv_tokens:,} tokens in"
-        f" {found.num_blocks:,} blocks",
+        f"A token takes {found.bytes_per_token:,} bytes of KV{of_rank}; {asked} hold {found.kv_tokens:,}"
+        f" tokens in {found.num_blocks:,} blocks",
         f"Sequences of {lengths[0]} + {lengths[1]} tokens: {running.certain} surely,"
         f" {running.typical} typically (maxNumSeqs is {engine.max_num_seqs})",
     ]
-    if found.kv_budget is None:
+    if kv_budget is None:
         lines.append("No memory limit is known: set spec.resources.limits.memory, or give --memory")
     elif found.fits:
-        lines.append(f"The KV budget is {_mib(found.kv_budget)}: kvCacheMemory {asked} fits")
+        lines.append(f"The KV budget is {kv_budget}: kvCacheMemory {asked} fits")
     else:
         lines.append(
-            f"[red]kvCacheMemory {asked} does not fit:[/red] the KV budget is {_mib(found.kv_budget)}. Lower"
-            " kvCacheMemory, maxNumSeqs or maxBatchTokens, or raise limits.memory"
+            f"[red]kvCacheMemory {asked} does not fit:[/red] the KV budget is {kv_budget}. Lower"
+            f" {offload}kvCacheMemory, maxNumSeqs or maxBatchTokens, or raise limits.memory"
         )
     if backend.spec.accelerator is not None:
         lines.append("The runtime context is that of a CPU; on an accelerator it was not measured")

@@ -31,7 +31,7 @@ from ..kube.client import (
     Kind,
 )
 from ..kube.events import Recorder
-from ..plan import names, tenants
+from ..plan import limits, names, tenants
 from ..plan.backend_status import live
 from ..plan.observed import PodView
 from ..xds.server import AdsServer
@@ -90,6 +90,7 @@ class App:
             ads,
             accepted=book.accepted,
             tenants=self._resolve_tenants,
+            limits=lambda: limits.tenant_limits(self._others.tenants()),
             credential=lambda: self.ctx.credentials.gateway_credential,
             in_force=self._in_force,
             feedback=(settings.feedback_host, settings.feedback_address[1])

@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from ..api import CacheScope, InferenceBackend
+from ..api.common import TokenCaps
 from ..evidence import Collector
 from ..plan import names
 from ..plan.arms import CANDIDATE, STABLE, PodConfig
 from ..plan.backend_status import PodState
+from ..plan.limits import limit_set
 from ..plan.routes import Accepted, ArmKey, BackendView, Inputs, Plan, Review, RuleKey, plan
 from ..xds import state as gateway
 from ..xds.server import AdsServer
@@ -41,6 +43,7 @@ class Router:
         *,
         accepted: Callable[[], Iterable[Accepted]],
         tenants: Callable[[], tuple[gateway.Tenant, ...]],
+        limits: Callable[[], dict[str, dict[str, int]]],
         credential: Callable[[], str],
         in_force: Callable[[], None],
         feedback: tuple[str, int] | None = None,
@@ -53,7 +56,7 @@ class Router:
             credential,
             in_force,
         )
-        self._feedback, self._reviews = feedback, reviews
+        self._limits, self._feedback, self._reviews = limits, feedback, reviews
         self.plan: Plan | None = None
         self.open = False
         self.dirty = asyncio.Event()
@@ -161,9 +164,14 @@ class Router:
                 if arm.config in self._known:
                     held.setdefault(cluster, {})[arm.config] = self._known[arm.config]
         self._known = {version: config for configs in held.values() for version, config in configs.items()}
+        tenants = self._limits()
         for cluster in made.endpoints:
-            for state in self.pod_states(*cluster.split("/", 1)):
-                self._collector.configure(state.pod, held.get(cluster, {}))
+            namespace, backend = cluster.split("/", 1)
+            owner = self._cache.backends.get((namespace, backend))
+            caps = owner.spec.limits if isinstance(owner, InferenceBackend) else TokenCaps()
+            limits = limit_set(caps, tenants)
+            for state in self.pod_states(namespace, backend):
+                self._collector.configure(state.pod, held.get(cluster, {}), limits)
 
     async def _push(self, state: gateway.GatewayState) -> None:
         """Pushes; where a candidate becomes stable, first routes in which it is both, or weights would

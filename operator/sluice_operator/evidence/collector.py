@@ -61,10 +61,12 @@ class Collector:
         held = self._streams.get(pod.key)
         return held[0].view if held and held[0].pod.uid == pod.uid else StreamView()
 
-    def configure(self, pod: PodView, configs: Mapping[str, Mapping[str, Any]]) -> None:
+    def configure(
+        self, pod: PodView, configs: Mapping[str, Mapping[str, Any]], limits: Mapping[str, Any]
+    ) -> None:
         held = self._streams.get(pod.key)
         if held:
-            held[0].configure(configs)
+            held[0].configure(configs, limits)
 
     async def close(self) -> None:
         tasks = [task for _, task in self._streams.values()]

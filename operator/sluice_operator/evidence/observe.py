@@ -2,8 +2,8 @@
 
 The rule of the join: times and verdicts come from the pods' records, for both arms alike; the gateway adds
 the failures that no pod lives to report, and retries, which a pod can't know of. The gates merge both by
-request id. Invariant: a client's own fault (4xx, leaving) is never a failure of an arm, except a pod's full
-queue.
+request id. Invariant: a client's own fault (4xx, leaving, a tenant's own cap) is never a failure of an arm,
+except a pod's full queue.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def from_record(
     failed = record["outcome"] == "error" or (
         record["outcome"] == "rejected" and record["status"] == _QUEUE_FULL
     )
-    if arm is None or not record["rule"] or (record["outcome"] == "rejected" and not failed):
+    if arm is None or not record["rule"] or (record["outcome"] in ("rejected", "limited") and not failed):
         return None
     timing, tokens, flags = record["timing"], record["tokens"], record["flags"]
     busy, begun = timing["busy_s"], timing["ttft_s"] is not None
@@ -113,7 +113,7 @@ def from_access(record: AccessRecord, now: float) -> Observed | None:
     Of a retry that went well nothing but the retry is known, so it is told as if it were still running.
     """
     arm = _arm(record.arm)
-    full = record.kind == "attempt" and record.status == _QUEUE_FULL
+    full = record.kind == "attempt" and record.status == _QUEUE_FULL and not record.limited
     failed = record.outcome == "error" or full
     if arm is None or not record.rule or not record.final or record.pair or not (failed or record.retried):
         return None

@@ -50,7 +50,8 @@ class PodStream:
         """Records up to here were made before this operator listened: counted by its predecessor, as the
         checkpoint shows. Of those only hard violations are told again, which does no harm."""
         self._restarts = pod.restarts
-        self._configs: Mapping[str, Mapping[str, Any]] | None = None
+        self._limits = ""
+        self._wanted: tuple[Mapping[str, Mapping[str, Any]], Mapping[str, Any]] | None = None
         self._wake = asyncio.Event()
 
     @property
@@ -63,11 +64,14 @@ class PodStream:
             self._connected, self._identity, self._versions, dict(self._rejected), self._kv_percent
         )
 
-    def configure(self, configs: Mapping[str, Mapping[str, Any]]) -> None:
-        """What the pod shall hold from now on, by version."""
-        if self._configs is None or self._configs.keys() != configs.keys():
-            self._configs = dict(configs)
-            self._wake.set()
+    def configure(self, configs: Mapping[str, Mapping[str, Any]], limits: Mapping[str, Any]) -> None:
+        """What the pod shall hold from now on: configurations by version, and limits."""
+        if self._wanted is not None:
+            before, limited = self._wanted
+            if before.keys() == configs.keys() and limited["version"] == limits["version"]:
+                return
+        self._wanted = dict(configs), limits
+        self._wake.set()
 
     def _url(self, path: str) -> str:
         host = f"[{self.pod.ip}]" if ":" in self.pod.ip else self.pod.ip
@@ -126,7 +130,7 @@ class PodStream:
         if kind == "hello":
             self._hello(line)
         elif kind == "heartbeat":
-            self._hold(frozenset(line["versions"]))
+            self._hold(frozenset(line["versions"]), line["limits"])
             load = line["load"]
             self._kv_percent = 100 * load["kv_used"] // max(1, load["kv_total"])
         elif kind == "record":
@@ -146,31 +150,32 @@ class PodStream:
         if lost > 0:
             self._on_gap(self.pod, lost)
         self._connected, self._identity = True, line["identity"]
-        self._versions = frozenset(line["versions"])
+        self._versions, self._limits = frozenset(line["versions"]), line["limits"]
         self._restarts = self.pod.restarts
         self._wake.set()
         self._on_change(self.pod)
 
-    def _hold(self, versions: frozenset[str]) -> None:
-        if versions != self._versions:
-            self._versions = versions
+    def _hold(self, versions: frozenset[str], limits: str) -> None:
+        if (versions, limits) != (self._versions, self._limits):
+            self._versions, self._limits = versions, limits
             self._wake.set()
             self._on_change(self.pod)
+
+    def _holds(self, configs: Mapping[str, Mapping[str, Any]], limits: Mapping[str, Any]) -> bool:
+        """Whether the pod has all of it that it takes."""
+        limited = limits["version"] in (self._limits, *self._rejected)
+        return limited and self._versions == configs.keys() - self._rejected.keys()
 
     async def _configure(self) -> None:
         delay = _BACKOFF_S[0]
         while True:
             await self._wake.wait()
             self._wake.clear()
-            wanted = self._configs
-            if (
-                wanted is None
-                or not self._connected
-                or self._versions == wanted.keys() - self._rejected.keys()
-            ):
+            wanted = self._wanted
+            if wanted is None or not self._connected or self._holds(*wanted):
                 continue
             try:
-                await self._put(wanted)
+                await self._put(*wanted)
                 delay = _BACKOFF_S[0]
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
                 log.info(
@@ -181,10 +186,10 @@ class PodStream:
                 delay = min(delay * 2, _BACKOFF_S[1])
                 self._wake.set()
 
-    async def _put(self, wanted: Mapping[str, Mapping[str, Any]]) -> None:
+    async def _put(self, configs: Mapping[str, Mapping[str, Any]], limits: Mapping[str, Any]) -> None:
         async with self._session.put(
             self._url("/v1/configs"),
-            json={"configs": list(wanted.values())},
+            json={"configs": list(configs.values()), "limits": limits},
             headers=self._headers(),
             timeout=aiohttp.ClientTimeout(total=5.0),
         ) as answer:
@@ -192,5 +197,5 @@ class PodStream:
                 raise aiohttp.ClientError(f"HTTP {answer.status}: {(await answer.text())[:200]}")
             told = await answer.json()
         self._rejected = {r["version"]: f"{r['field']}: {r['message']}" for r in told["rejected"]}
-        self._versions = frozenset(told["versions"])
+        self._versions, self._limits = frozenset(told["versions"]), told["limits"]
         self._on_change(self.pod)

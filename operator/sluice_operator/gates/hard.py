@@ -1,10 +1,10 @@
 """Hard gates: one violation by the candidate ends its rollout, live or mirrored, without statistics.
 
-They must not be a weapon. An answer that was cut off has not broken its form. A forbidden pattern that a
-prompt can provoke is held against the candidate only where stable has not shown the same for that tenant;
-for a mirrored request the verdict waits for stable's answer to the very same request, up to 10 s. Checks
-that a contract does not name count only if their name holds a "/" (the runtime's own: leaks, permissions);
-any other is a check that has been edited away.
+They must not be a weapon. An answer that was cut off has not broken its form. What a prompt can provoke, a
+forbidden pattern or an answer that a verifier rejects, is held against the candidate only where stable has
+not shown the same for that tenant; for a mirrored request the verdict waits for stable's answer to the very
+same request, up to 10 s. Checks that a contract does not name count only if their name holds a "/" (the
+runtime's own: leaks, permissions); any other is a check that has been edited away.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..api.routepolicy import Contract, Severity
 from .observation import Observation
 
 PROVOKED_S = 3600.0
-"""How long a forbidden pattern shown by stable excuses the candidate, seconds."""
+"""How long what stable has shown excuses the candidate, seconds."""
 PATIENCE_S = 10.0
 """How long a mirrored violation waits for stable's answer to the same request, seconds."""
 
@@ -35,12 +35,14 @@ class Violation:
 class HardGates:
     """Violations of one attempt."""
 
-    __slots__ = ("_form", "_pattern", "_pending", "_shown", "broken")
+    __slots__ = ("_form", "_pending", "_provocable", "_shown", "broken")
 
     def __init__(self, contract: Contract) -> None:
         hard = [check for check in contract.checks if check.severity is Severity.HARD]
-        self._pattern = frozenset(check.name for check in hard if check.must_not_match is not None)
-        self._form = frozenset(check.name for check in hard) - self._pattern
+        self._provocable = frozenset(
+            check.name for check in hard if check.must_not_match is not None or check.verifier is not None
+        )
+        self._form = frozenset(check.name for check in hard) - self._provocable
         self._shown: dict[tuple[str, str], float] = {}
         self._pending: dict[str, Violation] = {}
         self.broken: Violation | None = None
@@ -49,7 +51,7 @@ class HardGates:
     def take_stable(self, seen: Observation) -> None:
         """What stable does itself can't be held against the candidate."""
         for check in seen.hard_violations:
-            if check in self._pattern:
+            if check in self._provocable:
                 self._shown[(check, seen.tenant)] = seen.time
         waiting = self._pending.get(seen.request_id)
         if waiting is None or (seen.censored and not seen.hard_violations):
@@ -62,7 +64,7 @@ class HardGates:
         """`stable_answered`: stable's answer to the same request is known already."""
         for check in seen.hard_violations:
             violation = Violation(check, seen.tenant, seen.request_id, seen.mirror, seen.time)
-            if check in self._pattern:
+            if check in self._provocable:
                 if self._provoked(check, seen.tenant, seen.time):
                     continue
                 if seen.mirror and not stable_answered:

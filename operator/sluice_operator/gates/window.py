@@ -87,7 +87,9 @@ class Stream:
             found = np.repeat(row[None], len(marks), axis=0)
         else:
             begins = np.flatnonzero(np.diff(marks, prepend=-1))  # they never fall
-            rows = [self._at(mark, mark - kept, values, times, percentiles) for mark in marks[begins].tolist()]
+            rows = [
+                self._at(mark, mark - kept, values, times, percentiles) for mark in marks[begins].tolist()
+            ]
             found = np.repeat(np.array(rows), np.diff(begins, append=len(marks)), axis=0)
         if len(times):
             stale = (before < 1) | (time - times[np.maximum(before - 1, 0)] > MAX_AGE_S)

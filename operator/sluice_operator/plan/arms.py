@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from ..api.cachescope import CacheScopeSpec, Isolation
-from ..api.routepolicy import RoutePolicySpec, Rule, ServiceTarget
+from ..api.routepolicy import RoutePolicySpec, Rule, ServiceTarget, Streaming
 from ..api.tuning import Features, Sampling, Switch
 
 PodConfig = dict[str, Any]
@@ -79,7 +79,12 @@ def pod_config(
         "rule": rule.name,
         "model": spec.model,
         "contract": _contract(rule),
-        "features": {"prefixCache": permitted and arm.features.prefix_cache is not False},
+        **_streaming(rule),
+        "features": {
+            "prefixCache": permitted and arm.features.prefix_cache is not False,
+            # Nothing where it is as ever, as with streaming.
+            **({"speculation": False} if arm.features.speculation is False else {}),
+        },
         "switches": [_switch(switch, permitted) for switch in spec.switches],
         "scope": {
             "name": f"{namespace}/{arm.cache_scope or ''}",
@@ -99,7 +104,16 @@ def _switch(switch: Switch, permitted: bool) -> dict[str, Any]:
     told = {}
     if switch.features.prefix_cache is not None:
         told["prefixCache"] = permitted and switch.features.prefix_cache
+    if switch.features.speculation is not None:
+        told["speculation"] = switch.features.speculation
     return {"tasks": sorted(switch.tasks), "tenants": sorted(switch.tenants), "features": told}
+
+
+def _streaming(rule: Rule) -> dict[str, str]:
+    """Nothing where it is as ever: a pod that knows no other way must refuse the configuration, and only
+    that one."""
+    streaming = rule.contract.streaming
+    return {} if streaming is Streaming.IMMEDIATE else {"streaming": streaming.value}
 
 
 def _contract(rule: Rule) -> list[dict[str, Any]]:
@@ -110,6 +124,9 @@ def _contract(rule: Rule) -> list[dict[str, Any]]:
             told |= {"kind": "JsonSchema", "schema": check.json_schema}
         elif check.must_match is not None:
             told |= {"kind": "MustMatch", "pattern": check.must_match}
+        elif check.verifier is not None:
+            verifier = {"url": check.verifier.url, "timeoutSeconds": check.verifier.timeout_seconds}
+            told |= {"kind": "Verifier", "verifier": verifier}
         else:
             told |= {"kind": "MustNotMatch", "pattern": check.must_not_match}
         checks.append(told)

@@ -12,8 +12,16 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..api.backend import InferenceBackend, ModelSource, UpdateStrategy
-from ..api.common import API_VERSION
+from ..api.backend import (
+    ImageSource,
+    InferenceBackend,
+    KvCacheDtype,
+    ModelSource,
+    Speculation,
+    SpeculationMethod,
+    UpdateStrategy,
+)
+from ..api.common import API_VERSION, SecretKeyRef
 from . import names
 from .conditions import Problem
 from .observed import ADMIN_PORT, API_PORT
@@ -21,6 +29,7 @@ from .quantity import num_bytes, parse
 
 RUNTIME_USER = 65532
 MODEL_DIR = "/models/model"
+DRAFT_DIR = "/models/draft"
 CONTAINER = "runtime"
 _CONFIG_DIR = "/etc/sluice"
 _HF_CACHE = "/cache/huggingface"
@@ -58,14 +67,9 @@ def problems(backend: InferenceBackend) -> tuple[Problem, ...]:
         found.append(
             Problem("InvalidSpec", "longer than 63 characters; routes could not name it", "metadata.name")
         )
-    sources = [
-        s for s in ("huggingFace", "persistentVolumeClaim", "image", "hostPath") if _source(spec.model, s)
-    ]
-    if len(sources) != 1:
-        told = ", ".join(sources) or "none"
-        found.append(Problem("InvalidSpec", f"exactly one source is needed, given: {told}", "spec.model"))
     quantities = {
         "spec.engine.kvCacheMemory": spec.engine.kv_cache_memory,
+        "spec.engine.kvOffloadMemory": spec.engine.kv_offload_memory,
         "spec.scheduling.sharedMemory": spec.scheduling.shared_memory,
         "spec.resources.requests.memory": spec.resources.requests.memory,
         "spec.resources.limits.memory": spec.resources.limits.memory,
@@ -77,13 +81,43 @@ def problems(backend: InferenceBackend) -> tuple[Problem, ...]:
         except ValueError as error:
             found.append(Problem("InvalidSpec", str(error), field))
     found.extend(_limit_problems(backend))
+    found.extend(_source_problems(spec.model, "spec.model"))
+    found.extend(_speculation_problems(backend))
+    return tuple(found)
+
+
+def _source_problems(model: ModelSource, field: str) -> list[Problem]:
+    found = []
+    sources = [s for s in ("huggingFace", "persistentVolumeClaim", "image", "hostPath") if _source(model, s)]
+    if len(sources) != 1:
+        told = ", ".join(sources) or "none"
+        found.append(Problem("InvalidSpec", f"exactly one source is needed, given: {told}", field))
     for where, path in (
-        ("persistentVolumeClaim", spec.model.persistent_volume_claim),
-        ("hostPath", spec.model.host_path),
+        ("persistentVolumeClaim", model.persistent_volume_claim),
+        ("hostPath", model.host_path),
     ):
         if path is not None and ".." in path.path.split("/"):
-            found.append(Problem("InvalidSpec", "must not contain '..'", f"spec.model.{where}.path"))
-    return tuple(found)
+            found.append(Problem("InvalidSpec", "must not contain '..'", f"{field}.{where}.path"))
+    return found
+
+
+def _speculation_problems(backend: InferenceBackend) -> list[Problem]:
+    speculation = backend.spec.engine.speculation
+    if speculation is None:
+        return []
+    field = "spec.engine.speculation.draft"
+    draft = speculation.draft
+    if (speculation.method is SpeculationMethod.DRAFT) != (draft is not None):
+        return [Problem("InvalidSpec", "a draft model comes with method Draft, and only with it", field)]
+    if draft is None:
+        return []
+    found = _source_problems(draft, field)
+    hubs = [source.hugging_face for source in (backend.spec.model, draft)]
+    tokens = {(hub.token_secret.name, hub.token_secret.key) for hub in hubs if hub and hub.token_secret}
+    if len(tokens) > 1:
+        where = f"{field}.huggingFace.tokenSecret"
+        found.append(Problem("InvalidSpec", "a pod has one access token: give that of spec.model", where))
+    return found
 
 
 def _limit_problems(backend: InferenceBackend) -> list[Problem]:
@@ -130,33 +164,57 @@ def selector_text(backend: InferenceBackend) -> str:
     return ",".join(f"{k}={v}" for k, v in selector(backend).items())
 
 
+def block_size(backend: InferenceBackend) -> int:
+    """Tokens in one KV block, chosen by where it runs unless the spec says."""
+    chosen = 16 if backend.spec.accelerator is None else 256
+    return backend.spec.engine.block_size or chosen
+
+
 def backend_json(backend: InferenceBackend) -> dict[str, Any]:
     """What the pod finds in /etc/sluice/backend.json; see docs/contracts/backend.schema.json."""
-    engine, source = backend.spec.engine, backend.spec.model
-    model: dict[str, Any]
-    if source.hugging_face is not None:
-        model = {"repo": source.hugging_face.repo, "revision": source.hugging_face.revision}
-    else:
-        model = {"path": MODEL_DIR}
-    if source.gguf_file is not None:
-        model["file"] = source.gguf_file
-    settings = {
+    engine = backend.spec.engine
+    settings: dict[str, Any] = {
         "dtype": engine.dtype.value,
         "quantization": engine.quantization.value,
         "maxModelLen": engine.max_model_len,
         "maxNumSeqs": engine.max_num_seqs,
         "maxBatchTokens": engine.max_batch_tokens,
-        "blockSize": engine.block_size,
+        "blockSize": block_size(backend),
         "kvCacheBytes": num_bytes(engine.kv_cache_memory),
         "maxQueue": engine.max_queue,
     }
+    if engine.kv_cache_dtype is not KvCacheDtype.AUTO:
+        settings["kvCacheDtype"] = engine.kv_cache_dtype.value
     if engine.num_threads is not None:
         settings["numThreads"] = engine.num_threads
+    if engine.kv_offload_memory is not None:
+        settings["kvOffloadBytes"] = num_bytes(engine.kv_offload_memory)
+    if engine.tensor_parallel > 1:
+        settings["tensorParallel"] = engine.tensor_parallel
+    if engine.speculation is not None:
+        settings["speculation"] = _speculation_json(engine.speculation)
     return {
         "name": names.cluster(backend.metadata.namespace, backend.metadata.name),
-        "model": model,
+        "model": _source_json(backend.spec.model, MODEL_DIR),
         "engine": settings,
     }
+
+
+def _source_json(source: ModelSource, directory: str) -> dict[str, Any]:
+    """Where the pod finds a model that is not on the hub: in `directory`."""
+    model = {"path": directory}
+    if source.hugging_face is not None:
+        model = {"repo": source.hugging_face.repo, "revision": source.hugging_face.revision}
+    if source.gguf_file is not None:
+        model["file"] = source.gguf_file
+    return model
+
+
+def _speculation_json(speculation: Speculation) -> dict[str, Any]:
+    told: dict[str, Any] = {"method": speculation.method.value, "numTokens": speculation.num_tokens}
+    if speculation.draft is not None:
+        told["draft"] = _source_json(speculation.draft, DRAFT_DIR)
+    return told
 
 
 def children(
@@ -273,8 +331,13 @@ def _pod_spec(backend: InferenceBackend, defaults: Defaults) -> dict[str, Any]:
         "containers": [_container(backend, defaults, mounts)],
         "volumes": volumes,
     }
-    if spec.model.image is not None:
-        pod["initContainers"] = [_copy_model(spec.model.image.reference, spec.model.image.path)]
+    copies = [
+        _copy_model(source.image, name, directory)
+        for source, name, directory in _sources(backend)
+        if source.image is not None
+    ]
+    if copies:
+        pod["initContainers"] = copies
     optional = {
         "nodeSelector": scheduling.node_selector,
         "tolerations": scheduling.tolerations,
@@ -292,9 +355,7 @@ def _container_security() -> dict[str, Any]:
     }
 
 
-def _container(
-    backend: InferenceBackend, defaults: Defaults, mounts: list[dict[str, Any]]
-) -> dict[str, Any]:
+def _container(backend: InferenceBackend, defaults: Defaults, mounts: list[dict[str, Any]]) -> dict[str, Any]:
     container: dict[str, Any] = {
         "name": CONTAINER,
         "image": defaults.image,
@@ -333,10 +394,9 @@ def _probe(path: str, *, period: int, timeout: int, failures: int) -> dict[str, 
 
 def _environment(backend: InferenceBackend) -> list[dict[str, str]]:
     env = {"HOME": "/tmp", "HF_HOME": _HF_CACHE, "TMPDIR": "/tmp"}  # noqa: S108 (an emptyDir of the pod)
-    source = backend.spec.model.hugging_face
-    if source is None:
+    if all(source.hugging_face is None for source, _, _ in _sources(backend)):
         env["HF_HUB_OFFLINE"] = "1"
-    elif source.token_secret is not None:
+    elif _hub_token(backend) is not None:
         env["HF_TOKEN_PATH"] = f"{_CONFIG_DIR}/huggingface/token"
     return [{"name": key, "value": value} for key, value in env.items()]
 
@@ -378,27 +438,14 @@ def _volumes(
             shm["sizeLimit"] = scheduling.shared_memory
         volumes.append({"name": "shm", "emptyDir": shm})
         mounts.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108
-    model_volumes, model_mounts = _model_volumes(backend.spec.model)
-    return volumes + model_volumes, mounts + model_mounts
-
-
-def _model_volumes(model: ModelSource) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    mount: dict[str, Any] = {"name": "model", "mountPath": MODEL_DIR, "readOnly": True}
-    if model.host_path is not None:
-        return [{"name": "model", "hostPath": {"path": model.host_path.path, "type": "Directory"}}], [mount]
-    if model.persistent_volume_claim is not None:
-        claim = model.persistent_volume_claim
-        if claim.path:
-            mount["subPath"] = claim.path
-        return [
-            {"name": "model", "persistentVolumeClaim": {"claimName": claim.claim_name, "readOnly": True}}
-        ], [mount]
-    if model.image is not None:
-        return [{"name": "model", "emptyDir": {}}], [mount]
-    volumes: list[dict[str, Any]] = [{"name": "model", "emptyDir": {}}]
-    mounts: list[dict[str, Any]] = [{"name": "model", "mountPath": _HF_CACHE}]
-    if model.hugging_face is not None and model.hugging_face.token_secret is not None:
-        secret = model.hugging_face.token_secret
+    for source, name, directory in _sources(backend):
+        volume, mount = _model_volume(source, name, directory)
+        # Both from the hub: one cache holds them.
+        if mount["mountPath"] not in {m["mountPath"] for m in mounts}:
+            volumes.append(volume)
+            mounts.append(mount)
+    secret = _hub_token(backend)
+    if secret is not None:
         volumes.append(
             {
                 "name": "token",
@@ -413,11 +460,43 @@ def _model_volumes(model: ModelSource) -> tuple[list[dict[str, Any]], list[dict[
     return volumes, mounts
 
 
-def _copy_model(reference: str, path: str) -> dict[str, Any]:
+def _sources(backend: InferenceBackend) -> list[tuple[ModelSource, str, str]]:
+    """The models of a pod: each with the name of its volume, and its directory."""
+    sources = [(backend.spec.model, "model", MODEL_DIR)]
+    speculation = backend.spec.engine.speculation
+    if speculation is not None and speculation.draft is not None:
+        sources.append((speculation.draft, "draft", DRAFT_DIR))
+    return sources
+
+
+def _hub_token(backend: InferenceBackend) -> SecretKeyRef | None:
+    """The access token of the pod's downloads: `problems` refuses two that differ."""
+    given = (source.hugging_face for source, _, _ in _sources(backend))
+    return next((hub.token_secret for hub in given if hub is not None and hub.token_secret is not None), None)
+
+
+def _model_volume(model: ModelSource, name: str, directory: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    mount: dict[str, Any] = {"name": name, "mountPath": directory, "readOnly": True}
+    if model.host_path is not None:
+        return {"name": name, "hostPath": {"path": model.host_path.path, "type": "Directory"}}, mount
+    if model.persistent_volume_claim is not None:
+        claim = model.persistent_volume_claim
+        if claim.path:
+            mount["subPath"] = claim.path
+        return {
+            "name": name,
+            "persistentVolumeClaim": {"claimName": claim.claim_name, "readOnly": True},
+        }, mount
+    if model.image is not None:
+        return {"name": name, "emptyDir": {}}, mount
+    return {"name": name, "emptyDir": {}}, {"name": name, "mountPath": _HF_CACHE}
+
+
+def _copy_model(image: ImageSource, name: str, directory: str) -> dict[str, Any]:
     return {
-        "name": "model",
-        "image": reference,
-        "command": ["cp", "-rL", f"{path.rstrip('/')}/.", MODEL_DIR],
-        "volumeMounts": [{"name": "model", "mountPath": MODEL_DIR}],
+        "name": name,
+        "image": image.reference,
+        "command": ["cp", "-rL", f"{image.path.rstrip('/')}/.", directory],
+        "volumeMounts": [{"name": name, "mountPath": directory}],
         "securityContext": _container_security(),
     }

@@ -12,9 +12,9 @@ from datetime import datetime
 
 from ..api.backend import Identity, InferenceBackend, InferenceBackendStatus
 from . import backend as plan
-from .capacity import replicas_for
 from .conditions import Fact, Problem, merge, truth
 from .observed import PodView, StreamView
+from .ramp import advised_replicas
 
 _MODEL_REASONS = {
     "ModelNotFound": "check spec.model, and that the volume, image or repository holds it",
@@ -266,17 +266,9 @@ def status(backend: InferenceBackend, seen: Seen, now: str) -> InferenceBackendS
         image=backend.status.image or seen.image,
         identity=identity,
         capacity=backend.status.capacity,
-        advised_replicas=_advised(backend, seen, digest),
+        advised_replicas=advised_replicas(seen.request_rate, backend.status.capacity, digest),
         conditions=merge(backend.status.conditions, facts, generation=backend.metadata.generation, now=now),
     )
-
-
-def _advised(backend: InferenceBackend, seen: Seen, digest: str) -> int:
-    """Replicas for today's traffic at the tested safe throughput; 0: not measured, or nothing to go by."""
-    capacity = backend.status.capacity
-    if capacity is None or capacity.identity != digest or seen.request_rate <= 0:
-        return 0
-    return replicas_for(seen.request_rate, float(capacity.safe_requests_per_second))
 
 
 def _particulars(backend: InferenceBackend, seen: Seen, digest: str) -> Sequence[Fact]:

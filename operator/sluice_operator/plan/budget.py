@@ -12,7 +12,7 @@ Pure. All sizes are bytes. What can't be told from the configuration is a `Budge
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 MI = 2**20
@@ -25,6 +25,10 @@ HALF_CONTEXT_BYTES = 46 * MI
 TOKENIZER_BYTES = 1024
 """For each entry of the vocabulary."""
 RESERVE_PERCENT = 5
+SCALE_BYTES = 2
+"""Of the scale that each key and each value of a KV head has where KV is quantised to a byte."""
+INT4_GROUP = 32
+"""Weights of 4 bits that share a scale and an offset, where quantised at load."""
 TILE = 128
 """Queries of a prompt that attend at once."""
 
@@ -40,15 +44,21 @@ class BudgetError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """Settings that memory follows from; as in backend.json."""
+    """Settings that memory follows from; as in backend.json. `stored`: bits and group of weights that are
+    quantised in their files."""
 
     dtype: str
-    int8: bool
+    quantization: str
     max_model_len: int
     max_num_seqs: int
     max_batch_tokens: int
     block_size: int
     kv_cache_bytes: int
+    tensor_parallel: int = 1
+    kv_cache_dtype: str = "Auto"
+    stored: tuple[int, int] | None = None
+    kv_offload_bytes: int = 0
+    num_guesses: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +75,24 @@ class Shape:
     vocab: int
     tied: bool
 
+    def of_rank(self, num_ranks: int) -> Shape:
+        """What one of `num_ranks` processes computes. Raises BudgetError where they can't share alike."""
+        wrong = {"heads": self.heads, "key/value heads": self.kv_heads, "feed-forward width": self.ffn}
+        for name, size in wrong.items():
+            if size % num_ranks:
+                raise BudgetError(
+                    f"spec.engine.tensorParallel {num_ranks} does not divide this model's {size} {name}: give"
+                    " another number"
+                )
+        heads, kv_heads = self.heads // num_ranks, self.kv_heads // num_ranks
+        return replace(self, heads=heads, kv_heads=kv_heads, ffn=self.ffn // num_ranks)
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Where a replica's bytes go. `kv_budget` is the most that `kvCacheMemory` may be, None where no limit is
-    known; `num_blocks` and `kv_tokens` follow from what it is."""
+    """Where a replica's bytes go, or each rank's where several share it. `kv_budget` is the most that its KV
+    may be, None where no limit is known; `num_blocks` and `kv_tokens` follow from what it is. `host_pool`
+    keeps what the prefix cache evicts; 0 where it is not of this memory, but of an accelerator's host."""
 
     bytes_per_token: int
     weights: int
@@ -81,11 +104,13 @@ class Budget:
     num_blocks: int
     kv_tokens: int
     kv_budget: int | None
+    host_pool: int = 0
 
     @property
     def total(self) -> int:
         """What the replica occupies at its worst, the reserve aside."""
-        return self.weights + self.context + self.activations + self.workspace + self.kv_cache
+        steady = self.weights + self.context + self.kv_cache + self.host_pool
+        return steady + self.activations + self.workspace
 
     @property
     def fits(self) -> bool:
@@ -125,9 +150,20 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     )
 
 
-def kv_bytes_per_token(shape: Shape, dtype: str) -> int:
+def kv_bytes_per_token(shape: Shape, dtype: str, kv_cache_dtype: str = "Auto") -> int:
     """KV of one token in all layers."""
-    return shape.layers * 2 * shape.kv_heads * shape.head_dim * DTYPE_BYTES[dtype]
+    per_head = shape.head_dim * DTYPE_BYTES[dtype]
+    if kv_cache_dtype != "Auto":
+        per_head = shape.head_dim + SCALE_BYTES
+    return shape.layers * 2 * shape.kv_heads * per_head
+
+
+def _gathered_per_token(shape: Shape, engine: Engine) -> int:
+    """What gathering a token of every layer takes: quantised pages as they are, and then decoded."""
+    stored = 0
+    if engine.kv_cache_dtype != "Auto":
+        stored = kv_bytes_per_token(shape, engine.dtype, engine.kv_cache_dtype)
+    return kv_bytes_per_token(shape, engine.dtype) + stored
 
 
 def activation_bytes(shape: Shape, engine: Engine) -> int:
@@ -136,7 +172,9 @@ def activation_bytes(shape: Shape, engine: Engine) -> int:
     size, tokens = DTYPE_BYTES[engine.dtype], engine.max_batch_tokens
     width = 4 * shape.hidden + 3 * shape.ffn + 2 * (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     scores = 2 * shape.heads * min(TILE, tokens) * engine.max_model_len
-    logits = engine.max_num_seqs * shape.vocab * (size + 4)
+    # Each guess of speculative decoding is one more row.
+    rows = min(engine.max_num_seqs * (1 + engine.num_guesses), max(tokens, engine.max_num_seqs))
+    logits = rows * shape.vocab * (size + 4)
     return (tokens * width + scores) * size + logits
 
 
@@ -144,7 +182,7 @@ def workspace_bytes(shape: Shape, engine: Engine, kv_tokens: int) -> int:
     """Pages of one layer, gathered for attention: the context of all that run, half as much again for
     padding, a quarter for growth."""
     tokens = min(engine.max_num_seqs * engine.max_model_len, kv_tokens)
-    return tokens * kv_bytes_per_token(shape, engine.dtype) // shape.layers * 15 // 8
+    return tokens * _gathered_per_token(shape, engine) // shape.layers * 15 // 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,17 +233,50 @@ def _sparse(config: Mapping[str, Any], shape: Shape) -> tuple[int, int]:
 def weight_bytes(counted: Parameters, shape: Shape, engine: Engine, accelerated: bool = False) -> int:
     """What weights occupy once they are laid out to compute.
 
-    On a CPU a head that shares the embedding's weights is laid out a second time. Int8 keeps a byte for each
-    weight of a plain product, and one product of each form converted.
+    On a CPU a head that shares the embedding's weights is laid out a second time. Int8 and W8A8 keep a byte
+    for each weight of a plain product, Int4 half of one, and scale and offset for each group; its head is
+    Int8.
     """
     size = DTYPE_BYTES[engine.dtype]
+    if engine.tensor_parallel > 1:
+        # Nothing is laid out anew. Norms are whole on each rank, but a sparse model's others are its experts.
+        shared = counted.others if shape.model_type in _SPARSE else 0
+        split = counted.total - counted.others + shared
+        return (split // engine.tensor_parallel + counted.others - shared) * size
     kept = (counted.embedding + counted.others) * size
     head = counted.embedding
-    if engine.int8:
-        forms = head + 2 * shape.hidden * shape.ffn + 2 * shape.hidden * shape.heads * shape.head_dim
-        return kept + counted.linear + head + forms * size
+    if engine.quantization in ("Int8", "W8A8"):
+        return kept + counted.linear + head
+    if engine.quantization == "Int4":
+        return kept + _grouped_bytes(counted.linear, 4, INT4_GROUP, size) + head
     packed = counted.head or (head if engine.dtype == "bfloat16" and not accelerated else 0)
+    if engine.stored is not None:
+        return kept + _grouped_bytes(counted.linear, *engine.stored, size) + packed * size
     return kept + (counted.linear + packed) * size
+
+
+def _grouped_bytes(num: int, bits: int, group: int, size: int) -> int:
+    """Weights of `bits` bits, of which each `group` shares a scale and an offset of `size` bytes; a group of
+    0 is all inputs, whose scales are not counted."""
+    return num * bits // 8 + (num * 2 * size // group if group else 0)
+
+
+def stored_form(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Bits and group of weights that are quantised in their files already; None where they are not. Whether
+    they can be loaded the runtime tells. Raises BudgetError."""
+    told = config.get("quantization_config")
+    if not isinstance(told, Mapping):
+        return None
+    groups = told.get("config_groups")
+    if isinstance(groups, Mapping):
+        first: Mapping[str, Any] = next(iter(groups.values()), {})
+        weights = first.get("weights") or {}
+        bits, group = weights.get("num_bits"), weights.get("group_size")
+    else:
+        bits, group = told.get("bits"), told.get("group_size")
+    if bits not in (4, 8):
+        raise BudgetError("quantization_config of config.json tells no number of bits that the runtime loads")
+    return bits, group if isinstance(group, int) and group > 0 else 0
 
 
 def budget(
@@ -216,20 +287,26 @@ def budget(
     num_parameters: int | None = None,
     accelerated: bool = False,
 ) -> Budget:
-    """A replica's budget under a limit of `memory_bytes` (None: no limit). Raises BudgetError."""
-    shape = shape_of(config)
-    per_token = kv_bytes_per_token(shape, engine.dtype)
-    weights = weight_bytes(parameters(config, shape, num_parameters), shape, engine, accelerated)
+    """A replica's budget under a limit of `memory_bytes` (None: no limit): of each rank, where there are
+    several. On an accelerator the limit is that of one; on a CPU the ranks share it. Raises BudgetError."""
+    whole, num_ranks = shape_of(config), engine.tensor_parallel
+    engine = replace(engine, stored=stored_form(config))
+    weights = weight_bytes(parameters(config, whole, num_parameters), whole, engine, accelerated)
+    shape = whole.of_rank(num_ranks)
+    per_token = kv_bytes_per_token(shape, engine.dtype, engine.kv_cache_dtype)
+    if memory_bytes is not None and not accelerated:
+        memory_bytes //= num_ranks
     context = CONTEXT_BYTES + TOKENIZER_BYTES * shape.vocab
     if engine.dtype != "float32":
         context += HALF_CONTEXT_BYTES
     activations = activation_bytes(shape, engine)
-    num_blocks = engine.kv_cache_bytes // (per_token * engine.block_size)
+    num_blocks = engine.kv_cache_bytes // num_ranks // (per_token * engine.block_size)
     kv_tokens = num_blocks * engine.block_size
     reserve = 0 if memory_bytes is None else memory_bytes * RESERVE_PERCENT // 100
+    host_pool = 0 if accelerated else engine.kv_offload_bytes // num_ranks
     kv_budget = None
     if memory_bytes is not None:
-        left = memory_bytes - weights - context - activations - reserve
+        left = memory_bytes - weights - context - activations - reserve - host_pool
         kv_budget = max_kv_bytes(shape, engine, max(0, left))
     return Budget(
         per_token,
@@ -242,15 +319,17 @@ def budget(
         num_blocks,
         kv_tokens,
         kv_budget,
+        host_pool,
     )
 
 
 def max_kv_bytes(shape: Shape, engine: Engine, left: int) -> int:
     """The most KV that fits into `left` beside the workspace that grows with it, in whole blocks."""
-    per_token = kv_bytes_per_token(shape, engine.dtype)
+    per_token = kv_bytes_per_token(shape, engine.dtype, engine.kv_cache_dtype)
     most = workspace_bytes(shape, engine, engine.max_num_seqs * engine.max_model_len)
-    # Either the workspace has its full size, or it is 15/8 of a layer's share of the KV.
-    kv = max(left - most, left * shape.layers * 8 // (shape.layers * 8 + 15))
+    # Either the workspace has its full size, or it is 15/8 of what a layer's share of the KV becomes.
+    kv_share, workspace_share = shape.layers * 8 * per_token, 15 * _gathered_per_token(shape, engine)
+    kv = max(left - most, left * kv_share // (kv_share + workspace_share))
     block = per_token * engine.block_size
     return max(0, kv) // block * block
 

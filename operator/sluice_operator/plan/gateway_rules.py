@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ..api.routepolicy import Rule as RuleSpec
+from ..api.routepolicy import Streaming
 from ..api.rulestatus import Phase, RuleStatus
 from ..xds import state as gateway
 from . import names
@@ -16,11 +17,23 @@ from .routed import Accepted, ArmKey, BackendView, RuleKey
 from .scope import Eligibility, eligibility
 
 ROLES = (STABLE, CANDIDATE, ASIDE)
+LONGEST_HELD_S = 3600
+"""How long a verified answer may take where nothing else says so, seconds."""
 
 
 def fallbacks(policy: Accepted, rule: RuleSpec) -> list[str]:
     """Clusters of a rule's fallbacks."""
     return [names.cluster(policy.namespace, f.backend) for f in rule.fallbacks]
+
+
+def longest_silence(rule: RuleSpec) -> int:
+    """Seconds without a byte after which the gateway gives up. A verified answer is silent on purpose, from
+    its queue to its verdict: only what bounds the whole request can bound that."""
+    timeouts, contract = rule.timeouts, rule.contract
+    if contract.streaming is Streaming.VERIFIED:
+        return max(timeouts.idle_seconds, timeouts.total_seconds or LONGEST_HELD_S)
+    asked = (check.verifier.timeout_seconds for check in contract.checks if check.verifier is not None)
+    return timeouts.idle_seconds + max(asked, default=0)
 
 
 @dataclass(frozen=True)
@@ -69,7 +82,7 @@ class Placed:
             risks=tuple(match.risks),
             min_bytes=size.min if size else 0,
             max_bytes=size.max if size else None,
-            idle_seconds=rule.timeouts.idle_seconds,
+            idle_seconds=longest_silence(rule),
             total_seconds=rule.timeouts.total_seconds,
             retries=rule.retries.attempts,
         )

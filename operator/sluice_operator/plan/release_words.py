@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ..api.backend import InferenceBackend
+from ..api.backend import EngineSettings, InferenceBackend, KvCacheDtype, Quantization
 from ..api.cachescope import CacheScopeSpec
 from ..api.guards import Gain, Guard, GuardMode, Query
 from ..api.rollout import Rollout
@@ -59,6 +59,14 @@ def parameters(
     return found
 
 
+def _activations(engine: EngineSettings) -> str:
+    return "Int8" if engine.quantization is Quantization.W8A8 else engine.dtype.value
+
+
+def _kv_cache(engine: EngineSettings) -> str:
+    return engine.dtype.value if engine.kv_cache_dtype is KvCacheDtype.AUTO else engine.kv_cache_dtype.value
+
+
 def _of_backend(backend: InferenceBackend) -> dict[str, Any]:
     spec, at = backend.spec, f"InferenceBackend {backend.metadata.name}"
     found = {
@@ -68,8 +76,8 @@ def _of_backend(backend: InferenceBackend) -> dict[str, Any]:
             f"{at} spec.engine, spec.card",
             {
                 "weights": spec.engine.quantization.value,
-                "activations": spec.engine.dtype.value,
-                "kvCache": spec.engine.dtype.value,
+                "activations": _activations(spec.engine),
+                "kvCache": _kv_cache(spec.engine),
                 "calibration": spec.card.quantization,
             },
         ),
@@ -151,6 +159,8 @@ def _check(check: Check) -> str:
         return "answers are JSON of its schema"
     if check.must_match is not None:
         return f"answers match {check.must_match}"
+    if check.verifier is not None:
+        return f"answers pass {check.verifier.url}"
     return f"answers do not match {check.must_not_match}"
 
 

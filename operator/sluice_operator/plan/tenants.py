@@ -7,7 +7,7 @@ the younger is told, without the key.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from ..api.tenant import Tenant
 from ..xds import state as gateway
@@ -24,6 +24,21 @@ def referenced_secrets(tenant: Tenant) -> set[tuple[str, str]]:
     return refs
 
 
+def named_once(tenants: Iterable[Tenant]) -> Iterator[Tenant]:
+    """Of tenants with one name the oldest: the one that the gateway knows."""
+    names: set[str] = set()
+    for tenant in _oldest_first(tenants):
+        if tenant.metadata.name not in names:
+            names.add(tenant.metadata.name)
+            yield tenant
+
+
+def _oldest_first(tenants: Iterable[Tenant]) -> list[Tenant]:
+    return sorted(
+        tenants, key=lambda t: (t.metadata.creation_timestamp, t.metadata.namespace, t.metadata.name)
+    )
+
+
 def resolve(
     tenants: Iterable[Tenant], secrets: Secrets
 ) -> tuple[tuple[gateway.Tenant, ...], dict[tuple[str, str], tuple[Problem, ...]]]:
@@ -33,9 +48,7 @@ def resolve(
     tokens_taken: dict[gateway.Jwt, str] = {}
     told: list[gateway.Tenant] = []
     problems: dict[tuple[str, str], tuple[Problem, ...]] = {}
-    for tenant in sorted(
-        tenants, key=lambda t: (t.metadata.creation_timestamp, t.metadata.namespace, t.metadata.name)
-    ):
+    for tenant in _oldest_first(tenants):
         meta, found = tenant.metadata, []
         if meta.name in known:
             found.append(

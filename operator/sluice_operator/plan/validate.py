@@ -14,7 +14,7 @@ from typing import Any
 import jsonschema
 import re2
 
-from ..api.routepolicy import Check, RoutePolicySpec, Rule, ServiceTarget
+from ..api.routepolicy import Check, RoutePolicySpec, Rule, ServiceTarget, Severity, Streaming
 from .conditions import Problem
 from .fitness import complaint
 from .surroundings import Surroundings
@@ -165,12 +165,22 @@ def _contracts(spec: RoutePolicySpec, around: Surroundings) -> Iterator[Problem]
                 yield Problem("InvalidSpec", f"check name {check.name!r} is used twice", f"{at}.name")
             seen.add(check.name)
             yield from _check(check, at)
+        streaming = rule.contract.streaming
+        if streaming is not Streaming.IMMEDIATE and not any(
+            check.severity is Severity.HARD for check in rule.contract.checks
+        ):
+            yield Problem(
+                "InvalidSpec",
+                f"{streaming.value} needs a check of severity Hard to pass",
+                f"spec.rules[{i}].contract.streaming",
+            )
 
 
 def _check(check: Check, at: str) -> Iterator[Problem]:
-    given = [k for k in ("json_schema", "must_match", "must_not_match") if getattr(check, k) is not None]
-    if len(given) != 1:
-        yield Problem("InvalidSpec", "exactly one of jsonSchema, mustMatch and mustNotMatch is needed", at)
+    kinds = ("json_schema", "must_match", "must_not_match", "verifier")
+    if sum(getattr(check, kind) is not None for kind in kinds) != 1:
+        told = "exactly one of jsonSchema, mustMatch, mustNotMatch and verifier is needed"
+        yield Problem("InvalidSpec", told, at)
     if check.json_schema is not None:
         yield from _schema(check.json_schema, f"{at}.jsonSchema")
     for where, pattern in (("mustMatch", check.must_match), ("mustNotMatch", check.must_not_match)):

@@ -19,6 +19,7 @@ from envoy.service.accesslog.v3 import als_pb2, als_pb2_grpc
 
 from .clusters import backend_of
 from .mirrors import PAIR
+from .parts import LIMITED
 from .state import AccessRecord
 
 FLAGS = {
@@ -91,6 +92,7 @@ def to_record(kind: str, entry: Any) -> AccessRecord:
         final=common.access_log_type != accesslog_pb2.UpstreamPoolReady,
         retried=headers.get("x-envoy-attempt-count", "1") != "1",
         interrupted=outcome == "error" and first_byte is not None and 200 <= status < 400,
+        limited=LIMITED in response.response_headers,
     )
 
 

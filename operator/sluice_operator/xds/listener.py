@@ -25,7 +25,7 @@ from envoy.extensions.http.early_header_mutation.header_mutation.v3 import heade
 from ..api.common import DataClass, Risk
 from .identity import discovered
 from .messages import Message, duration, error_body, extension
-from .parts import IDENTITY, INVALID, METADATA, OVERWRITE
+from .parts import IDENTITY, INVALID, LIMITED, METADATA, OVERWRITE
 from .permissions import RBAC_FILTER
 from .routes import ROUTES
 from .state import GatewayState
@@ -45,6 +45,8 @@ LOGGED_HEADERS = (
 )
 CLAIMS = ("sluice-task", "sluice-data-class", "sluice-risk")
 CONVERSATION = "sluice-conversation"
+PATIENCE = "sluice-timeout"
+"""For how many seconds a client waits: it can only shorten what the rule allows."""
 ADD_IF_ABSENT = 1
 
 
@@ -135,8 +137,9 @@ def _context() -> list[dict[str, Any]]:
     return [
         _put("x-sluice-tenant", f"%DYNAMIC_METADATA({METADATA}:tenant)%"),
         _put("x-sluice-domain", f"%DYNAMIC_METADATA({METADATA}:domain)%"),
-        *(_put(f"x-{name}", f"%REQ({name})%") for name in (*CLAIMS, CONVERSATION)),
-        *({"remove": name} for name in (*CLAIMS, CONVERSATION)),
+        _put("x-sluice-time", "%START_TIME(%s.%6f)%"),
+        *(_put(f"x-{name}", f"%REQ({name})%") for name in (*CLAIMS, CONVERSATION, PATIENCE)),
+        *({"remove": name} for name in (*CLAIMS, CONVERSATION, PATIENCE)),
     ]
 
 
@@ -189,6 +192,7 @@ def _access_log(name: str) -> dict[str, Any]:
                 ],
             },
             additional_request_headers_to_log=list(LOGGED_HEADERS),
+            additional_response_headers_to_log=[LIMITED],
         ),
     )
 

@@ -11,6 +11,8 @@ from envoy.config.route.v3 import route_components_pb2
 from .messages import Message
 
 IDENTITY = "x-sluice-identity"
+LIMITED = "x-sluice-limited"
+"""In an answer: the pod refused the request for its tenant's own cap."""
 METADATA = "sluice"
 OVERWRITE = 2
 INVALID = "invalid_request_error"

@@ -204,3 +204,5 @@ class AccessRecord:
     """Not the first try (of a request: it needed more than one)."""
     interrupted: bool = False
     """It failed after its first byte: half an answer was sent on."""
+    limited: bool = False
+    """The pod refused it for its tenant's own cap."""

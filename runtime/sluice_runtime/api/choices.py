@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 
 from sluice_runtime.api.responses import Answer
-from sluice_runtime.api.tools import Piece, ToolReader
+from sluice_runtime.api.tools import Piece, ToolDelta, ToolReader
 from sluice_runtime.contract import Judgement, StreamJudge
 from sluice_runtime.engine.types import EngineRequest, FinishReason, OutputChunk, PositionLogprobs
 
@@ -53,6 +53,12 @@ class Choice:
             return [chunk.text] if chunk.text else []
         pieces = self.reader.push(chunk.text)
         return pieces if self.reason is None else [*pieces, *self.reader.flush()]
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """All that can be shown, when it has ended: content, then calls, each in one piece."""
+        calls = () if self.reader is None else self.reader.calls
+        return [self.content, *(ToolDelta(i, call.arguments, call) for i, call in enumerate(calls))]
 
     @property
     def finish_reason(self) -> str:

@@ -9,41 +9,40 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from sluice_runtime import answer_id, logs
 from sluice_runtime.api import errors
+from sluice_runtime.api.answer import Accepted, Request, write_answer
 from sluice_runtime.api.body import ClientLeft, read_body
 from sluice_runtime.api.choices import Choice, Merged, sequences
 from sluice_runtime.api.errors import ApiError
-from sluice_runtime.api.exchange import CLIENT_LEFT, Exchange, worst
-from sluice_runtime.api.forms import NO_FORM, Form, form_of
+from sluice_runtime.api.exchange import CLIENT_LEFT, Exchange
+from sluice_runtime.api.forms import NO_FORM, form_of
 from sluice_runtime.api.prompt import encode
 from sluice_runtime.api.reply import Reply, SlowReader
-from sluice_runtime.api.responses import ChatFormat, CompletionFormat, Format
-from sluice_runtime.api.schemas import ChatRequest, CompletionRequest, max_new_tokens, parse
-from sluice_runtime.api.tools import Piece
+from sluice_runtime.api.responses import ChatFormat, CompletionFormat
+from sluice_runtime.api.schemas import ChatRequest, CompletionRequest, parse
+from sluice_runtime.api.sizes import check_context, check_prompt, max_new_tokens
 from sluice_runtime.caller import BadContext, Caller, cache_scope, caller_from
-from sluice_runtime.contract import RESPONSE_FORMAT, Judgement, StreamJudge, Verdict
+from sluice_runtime.contract import StreamJudge
 from sluice_runtime.engine.types import (
     EngineRequest,
     EngineStopped,
-    FinishReason,
     InvalidRequest,
     OutputChunk,
     QueueFull,
     RequestTooLong,
 )
+from sluice_runtime.limits import deadline, narrowest
 from sluice_runtime.podconfig import HeldConfig
 from sluice_runtime.state import EnginePort, Runtime
 
 _BIG_BODY = 64 * 1024
-
-Request = ChatRequest | CompletionRequest
 
 
 def admit(runtime: Runtime, headers: Headers) -> Caller:
@@ -65,19 +64,6 @@ def config_for(runtime: Runtime, caller: Caller) -> HeldConfig:
     if held is None:
         raise errors.config_unknown(caller.config)
     return held
-
-
-@dataclass(frozen=True)
-class Accepted:
-    """A request that the engine has queued."""
-
-    engine: EnginePort
-    request: Request
-    request_ids: list[str]
-    chunks: Merged
-    choices: list[Choice]
-    form: Form
-    format: Format
 
 
 class DataEndpoint:
@@ -133,10 +119,7 @@ class DataEndpoint:
         accepted = None
         try:
             accepted = await self._accept(exchange, body)
-            if accepted.request.stream:
-                await _stream(exchange, accepted, reply)
-            else:
-                await _whole(exchange, accepted, reply)
+            await write_answer(exchange, accepted, reply)
         except ApiError as e:
             await reply.fail(e)
         except SlowReader:
@@ -157,6 +140,7 @@ class DataEndpoint:
         if engine is None:
             raise errors.loading()
         held = exchange.held = config_for(self._runtime, exchange.caller)
+        self._limit(exchange)
         request: Request = (
             await asyncio.to_thread(parse, self._kind, body)
             if len(body) > _BIG_BODY
@@ -183,6 +167,17 @@ class DataEndpoint:
         style = make(self._answer_id(exchange), request.model, request.wants_usage, num_choices)
         return Accepted(engine, request, [r.request_id for r in requests], chunks, choices, form, style)
 
+    def _limit(self, exchange: Exchange) -> None:
+        """Refuse what is too much for its tenant, and set the time by which the rest must end."""
+        caller = exchange.caller
+        limits = self._runtime.limits.of(caller.tenant)
+        most = limits.max_in_flight
+        if most is not None and not caller.mirror and self._runtime.num_in_flight(caller.tenant) > most:
+            raise errors.tenant_limited(most)
+        exchange.deadline = deadline(
+            exchange.arrived, route_s=caller.route_s, tenant_s=limits.max_seconds, client_s=caller.patience_s
+        )
+
     def _answer_id(self, exchange: Exchange) -> str:
         """What the client will know the answer by: under a route, feedback finds the arm through it."""
         credential = self._runtime.settings.credential
@@ -199,29 +194,30 @@ class DataEndpoint:
         max_model_len: int,
     ) -> EngineRequest:
         spec, caller, num_prompt = held.spec, exchange.caller, len(prompt_ids)
-        cap = spec.caps.max_input_tokens
+        features = spec.features_for(caller.task, caller.tenant)
+        limits = self._runtime.limits.of(caller.tenant)
+        caps = narrowest(spec.caps, self._runtime.limits.backend, limits)
         param = "messages" if isinstance(request, ChatRequest) else "prompt"
-        if cap is not None and num_prompt > cap:
-            message = (
-                f"Prompts of at most {cap} tokens are allowed here. However, yours has {num_prompt} tokens."
-            )
-            raise errors.bad_request(message, param, "context_length_exceeded")
-        if num_prompt >= max_model_len:
-            message = (
-                f"This model's maximum context length is {max_model_len} tokens. However, your {param} "
-                f"resulted in {num_prompt} tokens. Please reduce the length of the {param}."
-            )
-            raise errors.bad_request(message, param, "context_length_exceeded")
-        max_tokens = max_new_tokens(request, spec.sampling, spec.caps, max_model_len - num_prompt)
+        check_prompt(num_prompt, param, caps.max_input_tokens, max_model_len)
+        context = min(max_model_len, limits.max_context_tokens or max_model_len)
+        max_tokens = max_new_tokens(request, spec.sampling, caps, context - num_prompt)
+        if context < max_model_len:
+            check_context(num_prompt, max_tokens, param, request.wanted_max_tokens[0], context)
         sampling = request.sampling(spec.sampling, max_tokens)
         return EngineRequest(
             request_id=exchange.id,
             prompt_ids=tuple(prompt_ids),
             sampling=sampling.greedy() if caller.pair else sampling,
             scope=cache_scope(spec.scope, caller),
-            prefix_cache=spec.features_for(caller.task, caller.tenant).prefix_cache,
+            prefix_cache=features.prefix_cache,
+            deadline=None if exchange.deadline is None else exchange.deadline.at,
             tenant=caller.tenant,
+            weight=limits.weight,
+            # A tenant's users must not wait for copies that nobody waits for.
+            max_running=None if caller.mirror else limits.max_running,
             priority=-1 if caller.mirror else 0,
+            task=caller.task,
+            speculation=features.speculation,
         )
 
 
@@ -248,97 +244,3 @@ def _submit(engine: EnginePort, request: EngineRequest) -> AsyncIterator[OutputC
 async def _until_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _watched(
-    exchange: Exchange, accepted: Accepted
-) -> AsyncIterator[tuple[Choice, Sequence[Piece], OutputChunk]]:
-    """The engine's chunks, counted and judged on the way; raises ApiError where the answer must not go on."""
-    num_running = len(accepted.choices)
-    async for index, chunk in accepted.chunks:
-        choice = accepted.choices[index]
-        exchange.saw(chunk, index)
-        found = [verdict for verdict in choice.judge.feed(chunk.text) if verdict.hard]
-        if found:
-            exchange.warn(found)
-            if not exchange.caller.mirror:
-                raise errors.contract_violation([verdict.check for verdict in found])
-        if chunk.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
-            yield choice, choice.take(chunk), chunk
-            num_running -= 1
-            if not num_running:
-                return
-            continue
-        if chunk.finish_reason is FinishReason.ERROR:
-            raise errors.engine_error(chunk.error or "The engine failed on this request.")
-        if chunk.finish_reason is FinishReason.DEADLINE:
-            raise errors.deadline_exceeded()
-        if chunk.finish_reason is not None:
-            raise errors.engine_unavailable()
-        yield choice, choice.take(chunk), chunk
-    raise errors.engine_unavailable()
-
-
-async def _judge(exchange: Exchange, accepted: Accepted, choice: Choice) -> None:
-    """Judge one final text; ApiError if a user must not be given it as an answer."""
-    text, truncated = choice.text, choice.reason is FinishReason.LENGTH
-    form_fits, calls_fit = await _check_form(accepted, choice)
-    exchange.answered(text, tool_failed=not truncated and calls_fit is False)
-    contract, violated = exchange.contract, choice.judge.violated
-    judgement = Judgement()
-    if contract.checks:
-        if contract.is_heavy(len(text)):
-            judgement = await asyncio.to_thread(contract.judge, text, truncated, violated)
-        else:
-            judgement = contract.judge(text, truncated, violated)
-    if form_fits is not None:
-        verdict = Verdict(RESPONSE_FORMAT, "JsonSchema", form_fits, False)
-        judgement = replace(judgement, verdicts=(*judgement.verdicts, verdict))
-    choice.judgement = judgement
-    if judgement.withhold and not exchange.caller.mirror:
-        exchange.verdicts = worst([c.judgement.verdicts for c in accepted.choices])
-        raise errors.contract_violation(list(judgement.withhold))
-    # What a stop of the client's own cut off is as it wanted it.
-    if form_fits is False and not truncated and not accepted.request.stops and not exchange.caller.mirror:
-        exchange.verdicts = worst([c.judgement.verdicts for c in accepted.choices])
-        raise errors.form_broken()
-
-
-async def _check_form(accepted: Accepted, choice: Choice) -> tuple[bool | None, bool | None]:
-    """Whether the content is what was asked for, and whether the calls are; None where there is none."""
-    form, reader = accepted.form, choice.reader
-    calls = reader is not None and bool(reader.calls or reader.malformed)
-    calls_fit = await asyncio.to_thread(form.calls_fit, reader) if reader is not None and calls else None
-    if form.schema is None or calls:
-        return None, calls_fit
-    return await asyncio.to_thread(form.fits, choice.content), calls_fit
-
-
-def _finish(exchange: Exchange, accepted: Accepted) -> None:
-    """All answers are judged: end the exchange."""
-    truncated = any(choice.reason is FinishReason.LENGTH for choice in accepted.choices)
-    verdicts = worst([choice.judgement.verdicts for choice in accepted.choices])
-    exchange.finish("truncated" if truncated else "ok", 200, verdicts)
-
-
-async def _whole(exchange: Exchange, accepted: Accepted, reply: Reply) -> None:
-    async for choice, _, chunk in _watched(exchange, accepted):
-        if chunk.finish_reason is not None:
-            await _judge(exchange, accepted, choice)
-    _finish(exchange, accepted)
-    answers = [choice.answer() for choice in accepted.choices]
-    await reply.json(200, accepted.format.whole(answers, exchange.tokens))
-
-
-async def _stream(exchange: Exchange, accepted: Accepted, reply: Reply) -> None:
-    num_running, style = len(accepted.choices), accepted.format
-    async for choice, pieces, chunk in _watched(exchange, accepted):
-        data = style.delta(choice.index, pieces, chunk.logprobs)
-        if chunk.finish_reason is not None:
-            await _judge(exchange, accepted, choice)
-            data += style.ended(choice.index, choice.finish_reason)
-            num_running -= 1
-        if not num_running:
-            _finish(exchange, accepted)
-            data += style.closing(exchange.tokens)
-        await reply.event(data, style, last=not num_running)

@@ -13,12 +13,16 @@ from typing import Any
 
 from starlette.responses import Response
 
+from sluice_runtime.evidence import Outcome
+
 INVALID = "invalid_request_error"
+LIMITED_HEADER = "x-sluice-limited"
 
 
 @dataclass
 class ApiError(Exception):
-    """A refusal with its HTTP status. `param` names the body's offending field, `code` is for programs."""
+    """A refusal with its HTTP status. `param` names the body's offending field, `code` is for programs.
+    `outcome` is what evidence says of it, where that does not follow from the status."""
 
     status: int
     message: str
@@ -26,6 +30,7 @@ class ApiError(Exception):
     param: str | None = None
     code: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    outcome: Outcome | None = None
 
     def __str__(self) -> str:
         return self.message
@@ -88,6 +93,18 @@ def queue_full(num_waiting: int) -> ApiError:
     )
 
 
+def tenant_limited(limit: int) -> ApiError:
+    """The header tells the gateway's access records that this is no full queue."""
+    return ApiError(
+        429,
+        f"At most {limit} requests of yours are taken at once. Try again when one has ended.",
+        "rate_limit_error",
+        code="tenant_limit",
+        headers={"retry-after": "1", LIMITED_HEADER: "tenant"},
+        outcome="limited",
+    )
+
+
 def body_too_large(limit: int) -> ApiError:
     message = f"The request body is larger than {limit} bytes."
     return ApiError(413, message, INVALID, code="request_too_large", headers={"connection": "close"})
@@ -101,6 +118,20 @@ def body_too_slow() -> ApiError:
 def contract_violation(checks: list[str]) -> ApiError:
     message = f"The model's answer broke its contract ({', '.join(checks)}) and was withheld."
     return ApiError(502, message, "server_error", code="contract_violation")
+
+
+def verifier_unavailable(checks: list[str]) -> ApiError:
+    message = f"There is no verdict on the model's answer ({', '.join(checks)}), so it was withheld."
+    return ApiError(502, message, "server_error", code="verifier_unavailable")
+
+
+def answer_incomplete(checks: list[str], param: str) -> ApiError:
+    """The client's own limit or the route's: no failure of the model, and not to be tried again elsewhere."""
+    message = (
+        f"The answer hit its length limit before it could pass ({', '.join(checks)}), so it was withheld. "
+        f"Please try again with higher {param}."
+    )
+    return ApiError(400, message, INVALID, param, "answer_incomplete", outcome="truncated")
 
 
 def form_broken() -> ApiError:
@@ -123,6 +154,18 @@ def deadline_exceeded() -> ApiError:
         "The request's deadline passed before its answer was complete.",
         "server_error",
         code="deadline_exceeded",
+    )
+
+
+def patience_over() -> ApiError:
+    """As if the client had left. OpenAI's own clients would else try a 408 again, with as little time."""
+    return ApiError(
+        408,
+        "The time that sluice-timeout allows was over before the answer was complete.",
+        INVALID,
+        code="deadline_exceeded",
+        headers={"x-should-retry": "false"},
+        outcome="cancelled",
     )
 
 

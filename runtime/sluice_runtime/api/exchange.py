@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from sluice_runtime import logs, pair
+from sluice_runtime.api.moments import Moments
 from sluice_runtime.caller import Caller
-from sluice_runtime.contract import Contract, StreamJudge, Verdict
+from sluice_runtime.contract import Contract, Finding, StreamJudge, Verdict
 from sluice_runtime.engine.types import OutputChunk, RequestTiming
 from sluice_runtime.evidence import Flags, Outcome, Running, Timing, Tokens
-from sluice_runtime.podconfig import HeldConfig
+from sluice_runtime.limits import Deadline
+from sluice_runtime.podconfig import HeldConfig, Streaming
 from sluice_runtime.refusal import is_refusal
 from sluice_runtime.repetition import ends_in_loop
 from sluice_runtime.state import Runtime
@@ -48,6 +50,7 @@ class Exchange:
     arrived: float = field(default_factory=time.monotonic)
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     held: HeldConfig | None = None
+    deadline: Deadline | None = None
     judges: list[StreamJudge] = field(default_factory=list)
     verdicts: tuple[Verdict, ...] | None = None
     flags: Flags = field(default_factory=Flags)
@@ -60,8 +63,10 @@ class Exchange:
     _last: float | None = None
     _timings: dict[int, RequestTiming] = field(default_factory=dict)
     _running: Running = field(init=False)
+    moments: Moments = field(init=False)
 
     def __post_init__(self) -> None:
+        self.moments = Moments(self.arrived)
         self._running = Running(self.caller, self.arrived)
         self.runtime.running[self.id] = self._running
 
@@ -70,6 +75,12 @@ class Exchange:
         """What the answer is judged by; a pair's is compared, and counts for nothing else."""
         assert self.held is not None
         return _NO_CONTRACT if self.caller.pair else self.held.contract
+
+    @property
+    def streaming(self) -> Streaming:
+        """When the answer may be shown."""
+        assert self.held is not None
+        return "Immediate" if self.caller.pair else self.held.spec.streaming
 
     def submitted(self, num_prompt: int) -> None:
         self.num_prompt = num_prompt
@@ -93,6 +104,23 @@ class Exchange:
         return Tokens(self.num_prompt, cached, self.num_output)
 
     def timing(self) -> Timing:
+        """All stages, as far as they have come."""
+        told, moments = self.caller.reported, self.moments
+        decodes = [t.total_s - t.ttft_s for t in self._timings.values() if t.ttft_s is not None]
+        return replace(
+            self._generating(),
+            decode_s=max(decodes, default=None),
+            gateway_s=told.gateway_s(moments.arrived_at),
+            user_s=told.user_s(moments.arrived_at),
+            verify_s=moments.verify_s,
+            stream_s=moments.stream_s,
+            application=told.stages,
+            visible_s=moments.visible_s,
+            verified_s=moments.verified_s,
+            complete_s=moments.complete_s,
+        )
+
+    def _generating(self) -> Timing:
         """The engine's own times where it gave them: how fast a client reads says nothing about the arm. Of
         several answers: the first one's way to its first token, the mean time a token, the worst jitter, all
         of the replica's time that they used."""
@@ -125,12 +153,18 @@ class Exchange:
             self.runtime.evidence.append(
                 self.caller,
                 outcome="ok" if self.caller.mirror else "error",  # a mirror goes on; a user's stream is cut
-                status=200,
+                status=200 if self.caller.mirror or self.moments.visible is not None else 502,
                 timing=self.timing(),
                 tokens=self.tokens,
                 verdicts=tuple(verdicts),
                 final=False,
             )
+
+    def verifiers_said(self, findings: Iterable[Finding]) -> None:
+        """Count their answers; verdicts tell the rest."""
+        model = None if self.held is None else self.held.spec.model
+        for finding in findings:
+            self.runtime.metrics.verifier(self.caller, model, finding.result)
 
     def answered(self, text: str, tool_failed: bool = False) -> None:
         """Take what evidence says of a whole answer, so that its text can be dropped. What is so of one of
@@ -151,6 +185,8 @@ class Exchange:
         if self.finished:
             return
         self.finished = True
+        if status == 200 and outcome in ("ok", "truncated"):
+            self.moments.end()
         self.runtime.running.pop(self.id, None)
         if verdicts is None:
             verdicts = worst([judge.seen for judge in self.judges])

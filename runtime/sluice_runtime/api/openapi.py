@@ -83,7 +83,7 @@ _STATUSES = {
     415: "The body is not application/json",
     429: "The queue is full",
     500: "The engine failed on this request",
-    502: "The answer broke its contract, or the form that was asked for, and was withheld",
+    502: "The answer broke its contract, or the form that was asked for, or could not be verified: withheld",
     503: "Not ready",
     504: "The deadline passed",
 }

@@ -32,16 +32,20 @@ class Reply:
         self._scope = scope
         self._asgi_send = send
         self._started = False
+        self._style: Format | None = None
 
     async def _send(self, message: MutableMapping[str, Any]) -> None:
         try:
-            async with asyncio.timeout(self._exchange.runtime.settings.slow_reader_s):
-                await self._asgi_send(message)
+            with self._exchange.moments.sending():
+                async with asyncio.timeout(self._exchange.runtime.settings.slow_reader_s):
+                    await self._asgi_send(message)
         except TimeoutError:
             raise SlowReader from None
 
     async def _start(self, status: int, headers: dict[str, str]) -> None:
         self._started = True
+        if status == 200:
+            self._exchange.moments.show()
         headers["x-request-id"] = self._exchange.caller.request_id
         raw = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
@@ -49,9 +53,9 @@ class Reply:
     async def event(self, data: bytes, style: Format, last: bool) -> None:
         """Send events; the first call, made when there is a first token, sends the header too."""
         if not self._started:
-            await self._start(
-                200, {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-            )
+            kind = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+            self._style = style
+            await self._start(200, kind | style.headers)
             data = style.opening() + data
         if data or last:
             await self._send({"type": "http.response.body", "body": data, "more_body": not last})
@@ -68,13 +72,16 @@ class Reply:
         """
         started = self._started
         self._exchange.finish(
-            outcome_of(error.status), 200 if started else error.status, self._exchange.verdicts
+            error.outcome or outcome_of(error.status),
+            200 if started else error.status,
+            self._exchange.verdicts,
         )
         try:
             if not started:
                 await self.json(error.status, error.body(), dict(error.headers))
                 return
-            data = sse({**error.body(), "incomplete": True})
+            mark = {} if self._style is None or self._style.mark is None else self._style.mark.body()
+            data = sse({**error.body(), **mark, "incomplete": True})
             await self._send({"type": "http.response.body", "body": data, "more_body": False})
         except SlowReader:
             self.abort()

@@ -19,6 +19,37 @@ from sluice_runtime.evidence import Tokens
 DONE = b"data: [DONE]\n\n"
 
 
+ANSWER_HEADER = "sluice-answer"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What an answer says of itself under a rule that does not just stream. `times`: seconds since the
+    request arrived here, None for what has not come."""
+
+    streaming: str
+    verified: bool = False
+    times: Mapping[str, float | None] = field(default_factory=dict)
+
+    def body(self) -> dict[str, Any]:
+        times = {name: None if s is None else round(s, 6) for name, s in self.times.items()}
+        return {"sluice": {"streaming": self.streaming, "verified": self.verified, **times}}
+
+
+class _Marked:
+    """What both formats do with a mark: it is in each event, and a header goes before them."""
+
+    mark: Mark | None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self.mark is None else {ANSWER_HEADER: "verified" if self.mark.verified else "draft"}
+
+    @property
+    def _mark(self) -> dict[str, Any]:
+        return {} if self.mark is None else self.mark.body()
+
+
 def sse(body: Mapping[str, Any]) -> bytes:
     """One event, as UTF-8."""
     text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -62,7 +93,7 @@ def _call_delta(delta: ToolDelta) -> dict[str, Any]:
 
 
 @dataclass
-class ChatFormat:
+class ChatFormat(_Marked):
     """`chat.completion` and its chunks."""
 
     id: str
@@ -70,6 +101,7 @@ class ChatFormat:
     include_usage: bool = False
     num_choices: int = 1
     created: int = field(default_factory=lambda: int(time.time()))
+    mark: Mark | None = None
 
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         body = {
@@ -79,6 +111,7 @@ class ChatFormat:
             "model": self.model,
             "choices": choices,
             **({"usage": None} if self.include_usage else {}),
+            **self._mark,
             **more,
         }
         return sse(body)
@@ -111,9 +144,10 @@ class ChatFormat:
             for i, delta in enumerate(deltas)
         )
 
-    def ended(self, index: int, finish_reason: str) -> bytes:
-        """The last event of one choice."""
-        return self._chunk([self._choice(index, {}, finish_reason)])
+    def ended(self, index: int, finish_reason: str, mark: Mark | None = None) -> bytes:
+        """The last event of one choice, which may have a mark of its own."""
+        more = {} if mark is None else mark.body()
+        return self._chunk([self._choice(index, {}, finish_reason)], **more)
 
     def closing(self, tokens: Tokens) -> bytes:
         """What follows the last choice."""
@@ -127,6 +161,7 @@ class ChatFormat:
             "model": self.model,
             "choices": [self._whole_choice(i, answer) for i, answer in enumerate(answers)],
             "usage": usage(tokens),
+            **self._mark,
         }
 
     @staticmethod
@@ -144,7 +179,7 @@ class ChatFormat:
 
 
 @dataclass
-class CompletionFormat:
+class CompletionFormat(_Marked):
     """`text_completion`, whose chunks have the same shape."""
 
     id: str
@@ -152,6 +187,7 @@ class CompletionFormat:
     include_usage: bool = False
     num_choices: int = 1
     created: int = field(default_factory=lambda: int(time.time()))
+    mark: Mark | None = None
     _offsets: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
 
     def _body(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
@@ -161,11 +197,12 @@ class CompletionFormat:
             "created": self.created,
             "model": self.model,
             "choices": choices,
+            **self._mark,
             **more,
         }
 
-    def _chunk(self, choices: list[dict[str, Any]]) -> bytes:
-        return sse(self._body(choices, **({"usage": None} if self.include_usage else {})))
+    def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+        return sse(self._body(choices, **({"usage": None} if self.include_usage else {}), **more))
 
     def _logprobs(self, index: int, positions: Sequence[PositionLogprobs] | None) -> dict[str, Any] | None:
         if positions is None:
@@ -196,8 +233,9 @@ class CompletionFormat:
             return b""
         return self._chunk([self._choice(index, text, None, self._logprobs(index, positions or None))])
 
-    def ended(self, index: int, finish_reason: str) -> bytes:
-        return self._chunk([self._choice(index, "", finish_reason)])
+    def ended(self, index: int, finish_reason: str, mark: Mark | None = None) -> bytes:
+        more = {} if mark is None else mark.body()
+        return self._chunk([self._choice(index, "", finish_reason)], **more)
 
     def closing(self, tokens: Tokens) -> bytes:
         return (sse(self._body([], usage=usage(tokens))) if self.include_usage else b"") + DONE

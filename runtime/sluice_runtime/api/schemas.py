@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from sluice_runtime.api.errors import ApiError, bad_request, not_supported
 from sluice_runtime.engine.types import MAX_TOP_LOGPROBS, SamplingParams
-from sluice_runtime.podconfig import Caps, SamplingDefaults, dotted
+from sluice_runtime.podconfig import SamplingDefaults, dotted
 
 MAX_MESSAGES = 4096
 MAX_STOP = 4
@@ -91,6 +91,11 @@ class _Common(_Body):
     @property
     def wanted_max_tokens(self) -> tuple[str, int | None]:
         return "max_tokens", self.max_tokens
+
+    @property
+    def form_wanted(self) -> str:
+        """The type of its `response_format`."""
+        return "text"
 
     @property
     def stops(self) -> bool:
@@ -286,6 +291,10 @@ class ChatRequest(_Common):
             raise _invalid("tool_choice.function.name", "is the name of no tool")
 
     @property
+    def form_wanted(self) -> str:
+        return "text" if self.response_format is None else self.response_format.type
+
+    @property
     def schema_wanted(self) -> dict[str, Any] | None:
         """What `response_format` says about the answer, as a JSON schema."""
         wanted = self.response_format
@@ -457,21 +466,3 @@ def _most_telling(problems: list[Any]) -> Any:
     string`.
     """
     return max(problems[:32], key=lambda p: len(p["loc"]) if p["loc"][:1] == problems[0]["loc"][:1] else 0)
-
-
-def max_new_tokens(
-    request: ChatRequest | CompletionRequest, defaults: SamplingDefaults, caps: Caps, room: int
-) -> int:
-    """How many tokens may be generated. `room` is what the prompt leaves of the context; the engine refuses
-    more.
-    """
-    param, wanted = request.wanted_max_tokens
-    cap = caps.max_output_tokens
-    if wanted is not None:
-        if cap is not None and wanted > cap:
-            message = f"{param} is too large: {wanted}. At most {cap} completion tokens are allowed here."
-            raise bad_request(message, param, "invalid_value")
-        return wanted
-    default = request.default_max_tokens if defaults.max_tokens is None else defaults.max_tokens
-    limits = [v for v in (default, cap) if v is not None]
-    return max(1, min(room, *limits) if limits else room)

@@ -8,7 +8,7 @@ Kernels stand in one table, the plain-torch oracle among them. Invariant: each k
 gives, up to rounding; what a kernel can't do (soft-capping, a window, devices) goes to the oracle, and what
 the oracle can't do is refused, never ignored.
 
-`_varlen_cuda` is written from torch's documentation and is not yet run on CUDA.
+`_varlen` is written from torch's source and is not yet run on CUDA.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
+
+from sluice_runtime.engine.pages import SCALE_DTYPE, PageFormat
 
 IMPLEMENTATION = "sluice_paged"
 _IGNORABLE = frozenset(
@@ -84,8 +87,8 @@ class PagedBatch:
     max_queries: int
     max_context: int
     scratch: dict[str, Tensor] = field(default_factory=dict)
-    # For CUDA: tables [requests, width], lengths [requests], cumulative query counts [requests + 1], all
-    # int32.
+    # Instead of buckets and spans (varlen.py): tables [requests, width], lengths [requests], cumulative query
+    # counts [requests + 1], all int32.
     block_tables: Tensor | None = None
     context_lens: Tensor | None = None
     query_starts: Tensor | None = None
@@ -98,7 +101,8 @@ class PagedCache:
     returns it. On a CPU the memory is laid out by KV head, so that what attention gathers is ready for a
     batched product (measured here at 32 requests of 320 tokens: 1.0 ms against 5.6 ms); on CUDA by block, as
     its kernel wants. `keys` and `values` are [blocks, block_size, kv_heads, dim] either way, `keys_by_head`
-    and `values_by_head` the same memory as [kv_heads, blocks, block_size, dim].
+    and `values_by_head` the same memory as [kv_heads, blocks, block_size, dim]. With a `format` (pages.py)
+    they hold its dtype, and `key_scales` and `value_scales` are [kv_heads, blocks, block_size]; else None.
     """
 
     def __init__(
@@ -108,9 +112,12 @@ class PagedCache:
         block_size: int,
         dtype: torch.dtype,
         device: str,
+        page_format: PageFormat | None = None,
     ) -> None:
-        """`shapes`: for each layer KV heads, key dim, value dim."""
+        """`shapes`: for each layer KV heads, key dim, value dim. `dtype` is the model's."""
         self.num_blocks, self.block_size = num_blocks, block_size
+        self.format, self.compute_dtype = page_format, dtype
+        dtype = dtype if page_format is None else page_format.dtype
 
         def allocate(heads: int, dim: int) -> tuple[Tensor, Tensor]:
             if device == "cpu":
@@ -125,17 +132,59 @@ class PagedCache:
         self.values, self.values_by_head = [v for v, _ in values], [v for _, v in values]
         self._key_slots = [k.flatten(1, 2) for k in self.keys_by_head]
         self._value_slots = [v.flatten(1, 2) for v in self.values_by_head]
+
+        def scales(heads: int) -> Tensor | None:
+            if page_format is None:
+                return None
+            return torch.zeros(heads, num_blocks, block_size, dtype=SCALE_DTYPE, device=device)
+
+        self.key_scales = [scales(heads) for heads, _, _ in shapes]
+        self.value_scales = [scales(heads) for heads, _, _ in shapes]
         self.batch: PagedBatch | None = None
+
+    def storage(self) -> list[Tensor]:
+        """All that a block's KV is made of: views [kv_heads, blocks, block_size, …] of the memory."""
+        scales = [tensor for tensor in (*self.key_scales, *self.value_scales) if tensor is not None]
+        return [*self.keys_by_head, *self.values_by_head, *scales]
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         batch = self.batch
         assert batch is not None, "update outside a step"
-        for slots, new in ((self._key_slots[layer_idx], key[0]), (self._value_slots[layer_idx], value[0])):
+        new_key, new_value = key[0], value[0]
+        if self.format is not None:
+            new_key, key = self._encode(key, self.key_scales[layer_idx], batch)
+            new_value, value = self._encode(value, self.value_scales[layer_idx], batch)
+        for slots, new in ((self._key_slots[layer_idx], new_key), (self._value_slots[layer_idx], new_value)):
             if batch.only_slot is None:
-                slots.index_copy_(1, batch.slots, new)
+                # Bytes are copied as bytes: FP8 has no index_copy_.
+                bits = torch.int8 if slots.element_size() == 1 else slots.dtype
+                slots.view(bits).index_copy_(1, batch.slots, new.view(bits))
             else:
                 slots[:, batch.only_slot].copy_(new[:, 0])
         return key, value
+
+    def _encode(self, new: Tensor, scales: Tensor | None, batch: PagedBatch) -> tuple[Tensor, Tensor]:
+        """New KV [1, heads, tokens, dim] as stored, without its first dimension, and as a reader of the page
+        sees it. Its scales go into their slots."""
+        assert self.format is not None
+        assert scales is not None
+        stored, scale = self.format.encode(new[0])
+        scales.flatten(1, 2).index_copy_(1, batch.slots, scale)
+        return stored, self.format.decode(stored, scale, torch.empty_like(new[0]))[None]
+
+    def read(self, layer: int, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys and values of `blocks`, [kv_heads, len(blocks) * block_size, dim] in `dtype`. Plain, for the
+        oracle."""
+        both = []
+        for pages, scales in (
+            (self.keys_by_head[layer], self.key_scales[layer]),
+            (self.values_by_head[layer], self.value_scales[layer]),
+        ):
+            found = pages[:, blocks]
+            if self.format is not None and scales is not None:
+                found = self.format.decode(found, scales[:, blocks], torch.empty_like(found, dtype=dtype))
+            both.append(found.flatten(1, 2))
+        return both[0], both[1]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Part of transformers' interface; positions are always passed, so nothing depends on it."""
@@ -150,6 +199,7 @@ class ProbeCache:
         self.shapes: dict[int, tuple[int, int, int]] = {}
         self.attended: list[int] = []
         self.windows: dict[int, int | None] = {}
+        self.has_softcap = False
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         if layer_idx in self.shapes:
@@ -201,6 +251,7 @@ def paged_attention(
     if isinstance(paged_cache, ProbeCache):
         paged_cache.attended.append(layer)
         paged_cache.windows[layer] = sliding_window
+        paged_cache.has_softcap |= softcap is not None
         return query.transpose(1, 2).new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
     if paged_cache is None:
         raise UnsupportedAttention("this model does not hand keyword arguments on to its attention")
@@ -208,20 +259,20 @@ def paged_attention(
     assert batch is not None, "attention outside a step"
     if sliding_window is not None and batch.max_context <= sliding_window:
         options = AttentionOptions(options.scaling, None, softcap)
-    kernel = select_kernel(query, options)
+    has_tables = batch.block_tables is not None
+    kernel = select_kernel(query, options, paged_cache.format is not None, has_tables)
     return kernel(query, key, value, paged_cache, layer, options).unsqueeze(0), None
 
 
-def select_kernel(query: Tensor, options: AttentionOptions) -> Kernel:
-    """The fastest kernel that can do it; the oracle can do everything."""
+def select_kernel(
+    query: Tensor, options: AttentionOptions, quantized: bool = False, has_tables: bool = False
+) -> Kernel:
+    """The fastest kernel that can do it; the oracle can do everything. `quantized`: pages are. `has_tables`:
+    the batch is one for `_varlen` (varlen.py has seen to it that it can)."""
+    if has_tables:
+        return _varlen
     if options.window is not None or options.softcap is not None:
         return oracle
-    if (
-        query.device.type == "cuda"
-        and query.dtype in (torch.bfloat16, torch.float16)
-        and _varlen_attn() is not None
-    ):
-        return _varlen_cuda
     return _matmul
 
 
@@ -233,7 +284,6 @@ def oracle(
     batch = cache.batch
     assert batch is not None
     out = query.new_empty(query.shape[2], query.shape[1], value.shape[3])
-    keys, values = cache.keys[layer], cache.values[layer]
     spans: list[tuple[int, int, int, Tensor]] = [
         (p.first, p.num_queries, p.start, p.blocks) for p in batch.prefills
     ]
@@ -242,8 +292,7 @@ def oracle(
         spans += [(bucket.first + i, 1, bucket.context_lens[i] - 1, tables[i]) for i in range(bucket.size)]
     for first, num_queries, start, blocks in spans:
         context = start + num_queries
-        k = keys[blocks].flatten(0, 1)[:context].transpose(0, 1)  # [kv_heads, context, dim]
-        v = values[blocks].flatten(0, 1)[:context].transpose(0, 1)
+        k, v = (kv[:, :context] for kv in cache.read(layer, blocks, query.dtype))
         q = query[0, :, first : first + num_queries]
         groups = q.shape[0] // k.shape[0]
         k, v = k.repeat_interleave(groups, 0), v.repeat_interleave(groups, 0)
@@ -277,10 +326,10 @@ def _matmul(
     attended = out.view(num_tokens, kv_heads, groups, value_dim)
     for bucket in batch.decodes:
         rows = slice(bucket.first, bucket.first + bucket.size)
-        k = _gather(cache.keys_by_head[layer], bucket.blocks, "k", batch).view(
+        k = _gather(cache, cache.keys_by_head[layer], cache.key_scales[layer], bucket.blocks, "k").view(
             kv_heads * bucket.size, -1, key.shape[3]
         )
-        v = _gather(cache.values_by_head[layer], bucket.blocks, "v", batch).view(
+        v = _gather(cache, cache.values_by_head[layer], cache.value_scales[layer], bucket.blocks, "v").view(
             kv_heads * bucket.size, -1, value_dim
         )
         q = grouped[:, :, rows].transpose(1, 2).flatten(0, 1)
@@ -292,8 +341,12 @@ def _matmul(
         if span.start == 0:
             k, v = key[0, :, rows], value[0, :, rows]
         else:
-            k = _gather(cache.keys_by_head[layer], span.blocks, "k", batch).flatten(1, 2)
-            v = _gather(cache.values_by_head[layer], span.blocks, "v", batch).flatten(1, 2)
+            k = _gather(cache, cache.keys_by_head[layer], cache.key_scales[layer], span.blocks, "k").flatten(
+                1, 2
+            )
+            v = _gather(
+                cache, cache.values_by_head[layer], cache.value_scales[layer], span.blocks, "v"
+            ).flatten(1, 2)
         _prefill(grouped[:, :, rows], k, v, span.start, attended[rows], batch)
     return out
 
@@ -320,45 +373,56 @@ def _prefill(q: Tensor, k: Tensor, v: Tensor, start: int, out: Tensor, batch: Pa
         out[i : i + size] = product.view(kv_heads, groups, size, -1).permute(2, 0, 1, 3)
 
 
-def _gather(pages: Tensor, blocks: Tensor, name: str, batch: PagedBatch) -> Tensor:
-    """`pages[:, blocks]` into memory that is kept between steps: fresh memory would cost more than the
-    copy."""
+def _gather(cache: PagedCache, pages: Tensor, scales: Tensor | None, blocks: Tensor, name: str) -> Tensor:
+    """`pages[:, blocks]` in the model's dtype, in memory that is kept between steps: fresh memory would cost
+    more than the copy."""
+    if scales is None:
+        return _selected(cache, pages, blocks, name, pages.dtype)
+    assert cache.format is not None
+    # One byte a value: FP8 has no index_select.
+    stored = _selected(cache, pages.view(torch.int8), blocks, f"{name} stored", torch.int8)
+    scale = scales.index_select(1, blocks)
+    out = _kept(cache, stored.shape, f"{name} decoded", cache.compute_dtype)
+    return cache.format.decode(stored.view(cache.format.dtype), scale, out)
+
+
+def _selected(cache: PagedCache, pages: Tensor, blocks: Tensor, name: str, dtype: torch.dtype) -> Tensor:
     num_heads, _, block_size, dim = pages.shape
-    num_values = num_heads * len(blocks) * block_size * dim
-    scratch = batch.scratch.get(name)
-    if scratch is None or scratch.numel() < num_values:
-        scratch = batch.scratch[name] = pages.new_empty(num_values * 5 // 4)
-    gathered = scratch[:num_values].view(num_heads, len(blocks), block_size, dim)
-    return torch.index_select(pages, 1, blocks, out=gathered)
+    out = _kept(cache, torch.Size((num_heads, len(blocks), block_size, dim)), name, dtype)
+    return torch.index_select(pages, 1, blocks, out=out)
 
 
-def _varlen_attn() -> Any:
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return None
-    return varlen_attn
+def _kept(cache: PagedCache, shape: torch.Size, name: str, dtype: torch.dtype) -> Tensor:
+    assert cache.batch is not None
+    scratch, num_values = cache.batch.scratch, shape.numel()
+    kept = scratch.get(name)
+    if kept is None or kept.numel() < num_values:
+        device = cache.keys[0].device
+        kept = scratch[name] = torch.empty(num_values * 5 // 4, dtype=dtype, device=device)
+    return kept[:num_values].view(shape)
 
 
-def _varlen_cuda(
+def _varlen(
     query: Tensor, key: Tensor, value: Tensor, cache: PagedCache, layer: int, options: AttentionOptions
 ) -> Tensor:
-    """torch's variable-length attention straight on the pages. Not yet run on CUDA."""
+    """torch's variable-length attention straight on the pages. Not yet run on CUDA; there is no other."""
+    del key, value
     batch = cache.batch
     assert batch is not None
-    if cache.block_size % 256 or batch.block_tables is None:
-        return _matmul(query, key, value, cache, layer, options)
-    attended = _varlen_attn()(
+    assert batch.query_starts is not None
+    # Its window counts the keys before a query; ours, as transformers', counts the query's own too.
+    before = -1 if options.window is None else options.window - 1
+    attended = varlen_attn(
         query[0].transpose(0, 1),
         cache.keys[layer],
         cache.values[layer],
-        cu_seq_q=batch.query_starts,
-        cu_seq_k=None,
-        max_q=batch.max_queries,
-        max_k=batch.max_context,
+        batch.query_starts,
+        None,
+        batch.max_queries,
+        batch.max_context,
         scale=options.scaling,
-        window_size=(-1, 0),
-        enable_gqa=query.shape[1] != key.shape[1],
+        window_size=(before, 0),
+        enable_gqa=query.shape[1] != cache.keys[layer].shape[2],
         seqused_k=batch.context_lens,
         block_table=batch.block_tables,
     )
@@ -366,6 +430,6 @@ def _varlen_cuda(
     return attended
 
 
-KERNELS: dict[str, Kernel] = {"oracle": oracle, "matmul": _matmul, "varlen_cuda": _varlen_cuda}
+KERNELS: dict[str, Kernel] = {"oracle": oracle, "matmul": _matmul, "varlen": _varlen}
 
 AttentionInterface.register(IMPLEMENTATION, paged_attention)

@@ -13,6 +13,8 @@ beyond that its least recently used go down a tier, so that yesterday's favourit
 The prefix cache maps a key to a block. Keys chain: key(i) = SHA-256(scope, key(i-1), tokens of block i), each
 field length-prefixed, so a block is found only by the same scope with the same whole prefix. On a hit scope,
 parent and tokens are compared as well: a collision is a miss, never another caller's KV.
+
+What is evicted may go on in host memory (host_tier.py), under the same key and found by the same comparison.
 """
 
 from __future__ import annotations
@@ -21,10 +23,10 @@ import hashlib
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from sluice_runtime.engine.host_tier import LOW, ONCE, SHARED, Content, HostTier, KvMoves
 
 ROOT_KEY = b""
-LOW, ONCE, SHARED = range(3)
 
 
 def block_key(scope: str, parent: bytes, tokens: Sequence[int]) -> bytes:
@@ -36,31 +38,26 @@ def block_key(scope: str, parent: bytes, tokens: Sequence[int]) -> bytes:
     return digest.digest()
 
 
-@dataclass(frozen=True, slots=True)
-class _Content:
-    """What a cached block holds: enough to prove a hit."""
-
-    key: bytes
-    scope: str
-    parent: bytes
-    tokens: tuple[int, ...]
-
-
 class BlockManager:
-    """Allocates `num_blocks` blocks of `block_size` tokens. Not thread-safe: the engine's thread owns it."""
+    """Allocates `num_blocks` blocks of `block_size` tokens. Not thread-safe: the engine's thread owns it.
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    `host` is the second tier, of `num_host_slots`. With it, who allocates takes the copies (`take_moves`) and
+    does them before the blocks are used.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, num_host_slots: int = 0) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError("num_blocks and block_size must be at least 1")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._num_refs = [0] * num_blocks
-        self._content: list[_Content | None] = [None] * num_blocks
+        self._content: list[Content | None] = [None] * num_blocks
         self._free: deque[int] = deque(range(num_blocks))
         self._tier = [ONCE] * num_blocks
         self._evictable: tuple[OrderedDict[int, None], ...] = (OrderedDict(), OrderedDict(), OrderedDict())
         self._max_shared = max(1, num_blocks * 3 // 4)
         self._by_key: dict[bytes, int] = {}
+        self.host = HostTier(num_host_slots)
         self.num_evictions_total = 0
 
     @property
@@ -90,12 +87,30 @@ class BlockManager:
             block = self._by_key.get(key)
             if block is None:
                 break
-            tokens = tuple(token_ids[i * self.block_size : (i + 1) * self.block_size])
-            if self._content[block] != _Content(key, scope, parent, tokens):
+            if self._content[block] != self._wanted(key, scope, parent, token_ids, i):
                 break
             found.append(block)
             parent = key
         return found
+
+    def find_offloaded(
+        self, scope: str, keys: Sequence[bytes], token_ids: Sequence[int], first: int
+    ) -> list[int]:
+        """Slots of host memory that go on with the prefix from full block `first`; as `find_prefix`."""
+        found: list[int] = []
+        for i in range(first, len(keys) if self.host.num_slots else 0):
+            if keys[i] in self._by_key:
+                break
+            parent = keys[i - 1] if i else ROOT_KEY
+            slot = self.host.find(self._wanted(keys[i], scope, parent, token_ids, i))
+            if slot is None:
+                break
+            found.append(slot)
+        return found
+
+    def _wanted(self, key: bytes, scope: str, parent: bytes, token_ids: Sequence[int], i: int) -> Content:
+        """What full block `i` of a prefix must hold to be a hit."""
+        return Content(key, scope, parent, tuple(token_ids[i * self.block_size : (i + 1) * self.block_size]))
 
     def num_idle(self, blocks: Sequence[int]) -> int:
         """How many of these count as available: nobody references them."""
@@ -120,6 +135,24 @@ class BlockManager:
                 self._tier[block] = SHARED
         return [*prefix, *(self._take() for _ in range(num_new))]
 
+    def restore(self, slots: Sequence[int], *, asked_again: bool = True) -> list[int]:
+        """Blocks that will hold what stands in these slots once the copies are done; each has one reference.
+        As many must be available."""
+        self.host.hold(slots)
+        value = SHARED if asked_again else ONCE
+        blocks = []
+        for slot in slots:
+            block, content = self._take(), self.host.content(slot)
+            self.host.restore(slot, block, value)
+            self.publish(block, content.key, content.scope, content.parent, content.tokens)
+            self._tier[block] = value
+            blocks.append(block)
+        return blocks
+
+    def take_moves(self) -> KvMoves:
+        """What must be copied between device and host before the blocks handed out are used."""
+        return self.host.take_moves()
+
     def _take(self) -> int:
         if self._free:
             block = self._free.popleft()
@@ -127,6 +160,7 @@ class BlockManager:
             block, _ = next(tier for tier in self._evictable if tier).popitem(last=False)
             content = self._content[block]
             assert content is not None
+            self.host.evicted(block, content, self._tier[block])
             del self._by_key[content.key]
             self._content[block] = None
             self.num_evictions_total += 1
@@ -169,7 +203,7 @@ class BlockManager:
         if key in self._by_key or self._content[block] is not None:
             return
         self._by_key[key] = block
-        self._content[block] = _Content(key, scope, parent, tuple(tokens))
+        self._content[block] = Content(key, scope, parent, tuple(tokens))
         self._tier[block] = LOW if low_priority else ONCE
 
     def clear_cache(self) -> None:
@@ -180,6 +214,7 @@ class BlockManager:
         for block in self._by_key.values():
             self._content[block] = None
         self._by_key.clear()
+        self.host.clear()
 
     def check_integrity(self, block_tables: Iterable[Sequence[int]]) -> None:
         """Raise AssertionError unless `block_tables` account for every reference and each block has one
@@ -204,3 +239,4 @@ class BlockManager:
                 f"block {block}: key points elsewhere"
             )
         assert len(self._by_key) == sum(c is not None for c in self._content), "a key without a block"
+        self.host.check_integrity()

@@ -17,22 +17,27 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from sluice_runtime.capacity import with_draft
 from sluice_runtime.engine import machine, support
 from sluice_runtime.engine.attention import UnsupportedAttention
 from sluice_runtime.engine.blocks import BlockManager
 from sluice_runtime.engine.detokenizer import Detokenizer
-from sluice_runtime.engine.plan import ScheduledChunk, SchedulerOutput
+from sluice_runtime.engine.plan import ScheduledChunk, SchedulerOutput, TokenEvent
 from sluice_runtime.engine.rate import Pace, Rate
 from sluice_runtime.engine.request import ActiveRequest, validate
-from sluice_runtime.engine.runner import ModelRunner, num_kv_blocks
-from sluice_runtime.engine.sampler import Sampled, SamplerState, SamplingFailed, sample
+from sluice_runtime.engine.runner import ModelRunner, num_host_slots, num_kv_blocks
+from sluice_runtime.engine.sampler import Sampled, SamplerState, SamplingFailed
 from sluice_runtime.engine.scheduler import Scheduler
+from sluice_runtime.engine.speculation.build import draft_runner, speculator
+from sluice_runtime.engine.speculation.speculator import Speculator
+from sluice_runtime.engine.speculation.verification import Guessed, verify
 from sluice_runtime.engine.streams import Outbox, OutputStream
 from sluice_runtime.engine.structured import GrammarCompiler
 from sluice_runtime.engine.types import (
@@ -43,12 +48,14 @@ from sluice_runtime.engine.types import (
     FinishReason,
     Grammar,
     InvalidRequest,
+    KvCacheDtype,
     OutputChunk,
     PositionLogprobs,
     QueueFull,
     RunningAge,
     TokenLogprob,
 )
+from sluice_runtime.engine.varlen import VarlenRunner
 from sluice_runtime.models import LoadedModel, OutOfMemory, UnsupportedModel
 
 logger = logging.getLogger(__name__)
@@ -69,30 +76,56 @@ class _Message:
 class Engine:
     """Continuous batching over one loaded model."""
 
-    def __init__(self, model: LoadedModel, config: EngineConfig) -> None:
-        """Allocates the KV cache. Raises `models.OutOfMemory`, `models.UnsupportedModel`, ValueError."""
+    def __init__(
+        self,
+        model: LoadedModel,
+        config: EngineConfig,
+        make_runner: Callable[[Any, int, KvCacheDtype], ModelRunner] = VarlenRunner,
+        draft: LoadedModel | None = None,
+    ) -> None:
+        """Allocates the KV cache. `make_runner`: what `VarlenRunner` takes (parallel.py has another). `draft`
+        guesses for `model`, if `config.speculation` says so. Raises `models.OutOfMemory`,
+        `models.UnsupportedModel`, ValueError."""
         torch.set_num_threads(config.num_threads or machine.num_threads())
         self.config = config
         self.model = model
         self.tokenizer = model.tokenizer
         try:
-            self._runner = ModelRunner(model.model, config.block_size)
+            self._runner = make_runner(model.model, config.block_size, config.kv_cache_dtype)
         except UnsupportedAttention as error:
             raise UnsupportedModel(str(error)) from error
         self._vocab_size = int(model.model.get_input_embeddings().num_embeddings)
         context = config.max_model_len or model.max_position_embeddings
         if context > model.max_position_embeddings:
             raise ValueError(f"max_model_len {context} is beyond the model's {model.max_position_embeddings}")
+        drafting = draft_runner(model, draft, config, context)
         machine.give_back_freed()
-        self._num_blocks = num_kv_blocks(config, self._runner.sizes(), context)
+        sizes = self._runner.sizes()
+        if drafting is not None:
+            sizes = with_draft(sizes, drafting.sizes())
+        self._num_blocks = num_kv_blocks(config, sizes, context)
         try:
             self._runner.allocate_kv(self._num_blocks)
+            self._num_host_slots = num_host_slots(config, self._runner.sizes())
+            if self._num_host_slots:
+                self._runner.allocate_host(self._num_host_slots)
         except (RuntimeError, MemoryError) as error:
             raise OutOfMemory(f"the KV cache of {self._num_blocks} blocks can't be allocated") from error
         try:
             support.check_answers(self._runner, self._num_blocks)
         except UnsupportedAttention as error:
             raise UnsupportedModel(str(error)) from error
+        self._runner.prepare(config.max_num_seqs, context)
+        self._speculator: Speculator | None = None
+        if config.speculation is not None:
+            self._speculator = speculator(
+                config.speculation,
+                config,
+                drafting,
+                num_blocks=self._num_blocks,
+                context=context,
+                vocab_size=self._vocab_size,
+            )
         self._context = context
         self._scheduler = self._new_scheduler()
         self.max_model_len = self._scheduler.max_model_len
@@ -112,7 +145,7 @@ class Engine:
     def _new_scheduler(self) -> Scheduler:
         config = self.config
         return Scheduler(
-            BlockManager(self._num_blocks, config.block_size),
+            BlockManager(self._num_blocks, config.block_size, self._num_host_slots),
             max_num_seqs=config.max_num_seqs,
             max_batch_tokens=config.max_batch_tokens,
             max_model_len=self._context,
@@ -138,6 +171,7 @@ class Engine:
         self._inbox.put(None)
         if self._thread is not None:
             self._thread.join()
+        self._runner.close()
 
     def submit(self, request: EngineRequest) -> OutputStream:
         """Queue a request and return its chunks; call within a running asyncio loop.
@@ -199,6 +233,11 @@ class Engine:
             num_preemptions_total=scheduler.num_preemptions_total,
             num_recomputed_tokens_total=scheduler.num_recomputed_tokens_total,
             num_evictions_total=scheduler.blocks.num_evictions_total,
+            host_blocks_used=scheduler.blocks.host.num_used,
+            host_blocks_total=self._num_host_slots,
+            num_offloaded_blocks_total=scheduler.blocks.host.num_offloaded_total,
+            num_restored_blocks_total=scheduler.blocks.host.num_restored_total,
+            speculation=None if self._speculator is None else self._speculator.load(),
         )
 
     def running_ages(self) -> list[RunningAge]:
@@ -268,29 +307,39 @@ class Engine:
             self._fail(request.request_id, error)
 
     def _step(self) -> None:
-        now = time.monotonic()
+        started = now = time.monotonic()
         if not self._scheduler.num_running:
             self._shared_until = now  # the time before was nobody's
-        plan = self._scheduler.schedule(now, self._pace.max_prompt_tokens())
+        drafts: dict[str, list[int]] = {}
+        if self._speculator is not None:
+            drafts = self._speculator.propose(now, self._scheduler.running(), self._samplers)
+        plan = self._scheduler.schedule(now, self._pace.max_prompt_tokens(), drafts)
         for request_id in plan.expired:
             self._end(request_id, FinishReason.DEADLINE)
         for request_id in plan.admitted:
             self._admitted(request_id, now)
+        if plan.moves:
+            self._runner.move_kv(plan.moves)
         if not plan.chunks:
             return
         began, sampled = time.monotonic(), self._compute(plan)
         now = time.monotonic()
-        self._pace.saw(plan.num_streams, plan.num_tokens - plan.num_streams, now - began)
+        num_prompt_tokens = plan.num_tokens - plan.num_streams - plan.num_drafted
+        self._pace.saw(plan.num_streams, num_prompt_tokens, now - began)
         self._share(plan, now)
-        events = self._scheduler.update_from_output(plan, {i: s.token_id for i, s in sampled.items()})
+        tokens = {i: [each.token_id for each in own] for i, own in sampled.items()}
+        events = self._scheduler.update_from_output(plan, tokens)
+        if self._speculator is not None:
+            self._speculator.saw(now, now - started, plan, events)
         for event in events:
             try:
-                self._emit(event.request_id, sampled[event.request_id], event.finish_reason, now)
+                self._emit(event, sampled[event.request_id], now)
             except Exception as error:
                 self._fail(event.request_id, error)
+        num_tokens = sum(len(event.token_ids) for event in events)
         self._num_steps += 1
-        self._num_tokens += len(events)
-        self._rate.add(now, len(events))
+        self._num_tokens += num_tokens
+        self._rate.add(now, num_tokens)
 
     def _share(self, plan: SchedulerOutput, now: float) -> None:
         """Charge the time since the last step was shared, what followed that one included, to this one's
@@ -308,58 +357,80 @@ class Engine:
         self._num_prompt_tokens += len(active.request.prompt_ids)
         active.num_cached_tokens = state.num_cached_tokens if state else 0
 
-    def _compute(self, plan: SchedulerOutput) -> dict[str, Sampled]:
+    def _compute(self, plan: SchedulerOutput) -> dict[str, list[Sampled]]:
         """Tokens of all chunks that sample. Requests that fail are ended here, and only those."""
         try:
-            return self._execute(plan.chunks)
+            logits, rows = self._runner.execute(plan.chunks)
         except Exception:
             logger.exception("a batch of %d failed; running its requests one by one", len(plan.chunks))
+        else:
+            return self._sample(plan.chunks, logits, rows)
         # KV goes to the same slots again, so that repeating the innocent ones is harmless.
-        sampled: dict[str, Sampled] = {}
+        sampled: dict[str, list[Sampled]] = {}
         for chunk in plan.chunks:
             try:
-                sampled |= self._execute([chunk])
+                sampled |= self._sample([chunk], *self._runner.execute([chunk]))
             except Exception as error:
                 self._fail(chunk.request_id, error)
             self._beat = time.monotonic()
         return sampled
 
-    def _execute(self, chunks: Sequence[ScheduledChunk]) -> dict[str, Sampled]:
-        logits, request_ids = self._runner.execute(chunks)
-        sampled: dict[str, Sampled] = {}
-        for request_id, result in zip(request_ids, self._sample(logits, request_ids), strict=True):
+    @torch.inference_mode()
+    def _sample(
+        self, chunks: Sequence[ScheduledChunk], logits: Tensor, rows: Sequence[str]
+    ) -> dict[str, list[Sampled]]:
+        """Tokens by request; `rows` says whose each row of `logits` is."""
+        chunk_of = {chunk.request_id: chunk for chunk in chunks}
+        request_ids = list(dict.fromkeys(rows))
+        guessed = [
+            Guessed(self._samplers[i], chunk_of[i].drafted, self._ends(self._active[i])) for i in request_ids
+        ]
+        sampled: dict[str, list[Sampled]] = {}
+        for request_id, result in zip(request_ids, verify(logits, guessed), strict=True):
             if isinstance(result, SamplingFailed):
                 self._fail(request_id, result)
             else:
                 sampled[request_id] = result
         return sampled
 
-    @torch.inference_mode()
-    def _sample(self, logits: Tensor, request_ids: Sequence[str]) -> list[Sampled | SamplingFailed]:
-        return sample(logits, [self._samplers[i] for i in request_ids]) if request_ids else []
+    def _ends(self, active: ActiveRequest) -> frozenset[int]:
+        """Tokens that end this request."""
+        sampling = active.request.sampling
+        own = frozenset(sampling.stop_token_ids)
+        return own if sampling.ignore_eos else own | self.model.eos_token_ids
 
-    def _emit(self, request_id: str, sampled: Sampled, reason: FinishReason | None, now: float) -> None:
+    def _emit(self, event: TokenEvent, sampled: Sequence[Sampled], now: float) -> None:
+        """Hand on the new tokens of a request, up to the one that completes a stop string."""
+        request_id, reason = event.request_id, event.finish_reason
         active = self._active[request_id]
-        self._samplers[request_id].observe(sampled.token_id)
-        active.token_arrived(now)
+        self._samplers[request_id].observe(sampled[-1].token_id)
+        num_tokens = len(event.token_ids)
         # The token that stops is no text.
-        is_text = reason is not FinishReason.STOP
-        text = active.detokenizer.push((sampled.token_id,)) if is_text else ""
-        if active.detokenizer.stopped:
-            reason = FinishReason.STOP
-        logprobs = self._logprobs(sampled, is_text)
+        num_texts = num_tokens - (reason is FinishReason.STOP)
+        text = ""
+        for num, token_id in enumerate(event.token_ids[:num_texts], 1):
+            text += active.detokenizer.push((token_id,))
+            if active.detokenizer.stopped:
+                reason, num_tokens, num_texts = FinishReason.STOP, num, num
+                break
+        token_ids, logprobs = event.token_ids[:num_tokens], self._logprobs(sampled[:num_texts])
+        if active.request.sampling.logprobs is None:
+            logprobs = None
+        active.tokens_arrived(now, num_tokens)
         if reason is not None:
-            self._end(request_id, reason, text=text, token_ids=(sampled.token_id,), logprobs=logprobs)
+            self._end(request_id, reason, text=text, token_ids=token_ids, logprobs=logprobs)
         else:
-            self._outbox.put(active, OutputChunk(text, (sampled.token_id,), logprobs))
+            self._outbox.put(active, OutputChunk(text, token_ids, logprobs))
 
-    def _logprobs(self, sampled: Sampled, is_text: bool) -> tuple[PositionLogprobs, ...] | None:
-        if sampled.chosen_logprob is None:
-            return None
-        if not is_text:
-            return ()
-        chosen = self._token_logprob(sampled.token_id, sampled.chosen_logprob)
-        return (PositionLogprobs(chosen, tuple(self._token_logprob(i, v) for i, v in sampled.top)),)
+    def _logprobs(self, sampled: Sequence[Sampled]) -> tuple[PositionLogprobs, ...] | None:
+        return tuple(
+            PositionLogprobs(
+                self._token_logprob(each.token_id, each.chosen_logprob),
+                tuple(self._token_logprob(i, v) for i, v in each.top),
+            )
+            for each in sampled
+            if each.chosen_logprob is not None
+        )
 
     def _token_logprob(self, token_id: int, logprob: float) -> TokenLogprob:
         text = self.tokenizer.token_text(token_id)
@@ -382,6 +453,8 @@ class Engine:
             return
         self._scheduler.finish(request_id)
         self._samplers.pop(request_id, None)
+        if self._speculator is not None:
+            self._speculator.forget(request_id)
         if error is None:
             text += active.detokenizer.flush()
         timing = active.timing(time.monotonic())

@@ -16,13 +16,16 @@ Ageing: a tenant that waited `max_wait_s` without an admission goes first, whate
 the tenant that ages, not each of its requests: a flood would be old within seconds and be back at first come,
 first served. Invariant: within a tenant nobody is overtaken.
 
+A tenant with as many requests running as it may (`max_running`) waits for itself: it neither ages nor saves
+up, and who comes back from idleness is not measured by it. When it may go on, it is as if back from idleness.
+
 Pure: no clock, no randomness; the time is an argument.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sluice_runtime.engine.plan import RequestState
@@ -45,6 +48,12 @@ class _Tenant:
     weight: float = 1.0
     waiting: list[RequestState] = field(default_factory=list)
     waits_since: float | None = None
+    at_cap: bool = False
+
+    @property
+    def competes(self) -> bool:
+        """Whether something waits for others, not for the tenant's own cap."""
+        return bool(self.waiting) and not self.at_cap
 
     @property
     def counter(self) -> float:
@@ -92,9 +101,24 @@ class FairQueue:
         tenant.weight = state.request.weight
         self._idle.pop(state.tenant, None)
         if not tenant.waiting:
-            floor = self._least_waiting() - self._burst_tokens / tenant.weight
-            tenant.served = max(tenant.served, floor)
+            self._level(tenant)
         self._put(tenant, state)
+
+    def _level(self, tenant: _Tenant) -> None:
+        floor = self._least_waiting() - self._burst_tokens / tenant.weight
+        tenant.served = max(tenant.served, floor)
+
+    def hold(self, num_running: Mapping[str, int]) -> None:
+        """Hold back tenants whose next request would be one more than may run at once. `num_running`: of each
+        tenant, requests with a cap."""
+        for name, tenant in self._tenants.items():
+            most = tenant.waiting[0].request.max_running if tenant.waiting else None
+            at_cap = most is not None and num_running.get(name, 0) >= most
+            if at_cap:
+                tenant.waits_since = None
+            elif tenant.at_cap:
+                self._level(tenant)
+            tenant.at_cap = at_cap
 
     def put_back(self, state: RequestState) -> None:
         """A preempted request, in its order of arrival; it stays charged."""
@@ -119,13 +143,13 @@ class FairQueue:
     def start_waiting(self, now: float) -> None:
         """Note the time for tenants that have begun to wait since the last step."""
         for tenant in self._tenants.values():
-            if tenant.waiting and tenant.waits_since is None:
+            if tenant.competes and tenant.waits_since is None:
                 tenant.waits_since = now
 
     def next(self, now: float, skipped: Collection[str]) -> RequestState | None:
-        """The request to admit next, of tenants not `skipped`: those that were preempted, oldest first; then
-        tenants that have aged; then the least served."""
-        heads = [(t, t.waiting[0]) for name, t in self._tenants.items() if t.waiting and name not in skipped]
+        """The request to admit next, of tenants neither `skipped` nor held: those that were preempted, oldest
+        first; then tenants that have aged; then the least served."""
+        heads = [(t, t.waiting[0]) for name, t in self._tenants.items() if t.competes and name not in skipped]
         if not heads:
             return None
 
@@ -194,7 +218,7 @@ class FairQueue:
             del self._idle[name], self._tenants[name]
 
     def _least_waiting(self) -> float:
-        return min((t.served for t in self._tenants.values() if t.waiting), default=self._floor)
+        return min((t.served for t in self._tenants.values() if t.competes), default=self._floor)
 
     def check_integrity(self, running: Sequence[RequestState]) -> None:
         """Raise AssertionError unless what is prepaid is that of the requests here."""

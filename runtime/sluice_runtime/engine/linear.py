@@ -1,23 +1,33 @@
 """Linear layers as a CPU runs them fastest; they replace `nn.Linear` modules of a loaded model, nothing else.
 
-`PackedLinear` keeps bfloat16 weights in the layout that oneDNN computes in. `nn.Linear` converts them on each
-call: measured here for 1536x576 with two threads, 190 µs against 129 µs at 16 rows, 145 against 92 at 4.
+bfloat16 weights are laid out once, for our own kernels (native.py) or else for oneDNN's (`PackedLinear`):
+`nn.Linear` would convert them on each call.
 Layers that read the same input (query, key and value; gate and up) are packed as one product and hand out its
-parts: at one row half of a small product's time is waking the threads. `Int8Linear` keeps one byte a weight
-and a scale for each output: half the memory, 1.3 times the speed at one row.
+parts: at one row half of a small product's time is waking the threads. `QuantizedLinear` runs a quantised
+weight (quantized.py) by the first kernel of its kind in `PRODUCTS` that can; the last is plain torch and can
+always.
 
 Invariant: a layer's result for a row does not depend on other rows, beyond rounding.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from sluice_runtime.engine import native, quantized
+from sluice_runtime.engine.quantized import QuantizedWeight
 
 # Up to this many rows the int8 kernel wins; above, converting the weights and a bfloat16 product do.
 _MAX_INT8_ROWS = 4
+# Groups that torch's 4-bit kernel knows, and what its outputs must be whole multiples of.
+_INT4PACK_GROUPS = (32, 64, 128, 256)
+_INT4PACK_OUTPUTS = 16
 # Layers that decoders of transformers apply to one and the same tensor. Where one does not, each still
 # computes right, only not once.
 _SHARING = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -55,14 +65,10 @@ class _SharedProduct(nn.Module):
     """Several layers' weights as one. Remembers its last input, by identity, until each layer has had its
     part."""
 
-    def __init__(self, linears: list[nn.Linear]) -> None:
+    def __init__(self, product: nn.Module, num_parts: int) -> None:
         super().__init__()
-        joined = nn.Linear(linears[0].in_features, 1, bias=False, dtype=linears[0].weight.dtype)
-        joined.weight = nn.Parameter(torch.cat([m.weight for m in linears]), requires_grad=False)
-        if linears[0].bias is not None:
-            joined.bias = nn.Parameter(torch.cat([m.bias for m in linears]), requires_grad=False)
-        self.packed = PackedLinear(joined)
-        self._num_parts = len(linears)
+        self.product = product
+        self._num_parts = num_parts
         # [input, output, parts left]. A list, since a module's own attributes cost microseconds to set.
         self._last: list[Any] = [None, None, 0]
 
@@ -70,7 +76,7 @@ class _SharedProduct(nn.Module):
         last = self._last
         # The input is held, so that no other tensor can take its place in memory and pass for it.
         if x is not last[0]:
-            last[:] = x, self.packed(x), self._num_parts
+            last[:] = x, self.product(x), self._num_parts
         output: Tensor = last[1]
         last[2] -= 1
         if last[2] == 0:
@@ -78,76 +84,268 @@ class _SharedProduct(nn.Module):
         return output
 
 
-class Int8Linear(nn.Module):
-    """Weight-only int8, symmetric, one scale for each output; activations stay bfloat16 or float32."""
+@dataclass(frozen=True)
+class Product:
+    """A kernel for quantised weights: whether it `fits` a weight in the dtype and on the device of the
+    activations, how it wants the weight laid out, and its product of [rows, in] with what it laid out."""
 
-    _scratch: dict[tuple[torch.Size, torch.dtype], Tensor] = {}  # noqa: RUF012 - shared by all layers of a shape
+    fits: Callable[[QuantizedWeight, torch.dtype, torch.device], bool]
+    lay_out: Callable[[QuantizedWeight, torch.dtype], dict[str, Tensor]]
+    run: Callable[[Tensor, dict[str, Tensor], int], Tensor]
 
-    def __init__(self, linear: nn.Linear) -> None:
+
+_scratch: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+
+
+def _converted(weight: Tensor, like: Tensor) -> Tensor:
+    """Small integers in `like`'s dtype, in memory that all layers share: one runs at a time."""
+    key, size = (like.dtype, like.device), weight.numel()
+    kept = _scratch.get(key)
+    if kept is None or kept.numel() < size:
+        with torch.inference_mode(False):  # a tensor made in inference mode could be written only there
+            kept = _scratch[key] = torch.empty(size, dtype=like.dtype, device=like.device)
+    return kept[:size].view(weight.shape).copy_(weight)
+
+
+def _int8_layout(weight: QuantizedWeight, dtype: torch.dtype) -> dict[str, Tensor]:
+    return {"data": weight.data, "scale": weight.scale.view(-1).to(dtype)}
+
+
+def _int8_product(rows: Tensor, laid: dict[str, Tensor], _: int) -> Tensor:
+    data, scale = laid["data"], laid["scale"]
+    if rows.shape[0] <= _MAX_INT8_ROWS and rows.device.type == "cpu":
+        return torch._weight_int8pack_mm(rows, data, scale)
+    # Small integers are exact in bfloat16, so the scales can follow the product.
+    return nn.functional.linear(rows, _converted(data, rows)) * scale
+
+
+def _int4pack_layout(weight: QuantizedWeight, dtype: torch.dtype) -> dict[str, Tensor]:
+    zero = torch.full_like(weight.scale, 8) if weight.zero is None else weight.zero.float()
+    # The kernel computes (level - 8) * scale + offset.
+    offset = (8 - zero) * weight.scale
+    scales = torch.stack((weight.scale, offset), dim=-1).transpose(0, 1).contiguous().to(dtype)
+    return {"data": torch._convert_weight_to_int4pack_for_cpu(weight.levels().int(), 1), "scales": scales}
+
+
+def _int4pack_product(rows: Tensor, laid: dict[str, Tensor], group: int) -> Tensor:
+    return torch._weight_int4pack_mm_for_cpu(rows, laid["data"], group, laid["scales"])
+
+
+def _integer_layout(weight: QuantizedWeight, _: torch.dtype) -> dict[str, Tensor]:
+    return {"data": weight.data, "scale": weight.scale.view(-1)}
+
+
+def _integer_product(rows: Tensor, laid: dict[str, Tensor], _: int) -> Tensor:
+    levels, scale = quantized.quantize_rows(rows)
+    sums = torch._int_mm(levels, laid["data"].t())
+    return (sums * scale).mul_(laid["scale"]).to(rows.dtype)
+
+
+def _kept(weight: QuantizedWeight, _: torch.dtype) -> dict[str, Tensor]:
+    kept = {"data": weight.data, "scale": weight.scale}
+    return kept if weight.zero is None else {**kept, "zero": weight.zero}
+
+
+def _plain(
+    product: Callable[[Tensor, QuantizedWeight], Tensor],
+) -> Callable[[Tensor, dict[str, Tensor], int], Tensor]:
+    def run(rows: Tensor, laid: dict[str, Tensor], group: int) -> Tensor:
+        bits: Any = 8 if laid["data"].dtype == torch.int8 else 4
+        return product(rows, QuantizedWeight(bits, laid["data"], laid["scale"], laid.get("zero"), group))
+
+    return run
+
+
+def _anything(*_: object) -> bool:
+    return True
+
+
+def _native(kind: str, lay_out: Callable[[QuantizedWeight], dict[str, Tensor]]) -> Product:
+    """A kernel of our own (native.py)."""
+
+    def fits(weight: QuantizedWeight, dtype: torch.dtype, device: torch.device) -> bool:
+        whole = weight.group % 8 == 0 if weight.bits == 4 else weight.group == weight.in_features
+        here = dtype == torch.bfloat16 and device.type == "cpu" and native.library() is not None
+        return here and whole and weight.in_features % 4 == 0
+
+    def lay(weight: QuantizedWeight, _: torch.dtype) -> dict[str, Tensor]:
+        return {**lay_out(weight), "out": torch.tensor(weight.out_features)}
+
+    def run(rows: Tensor, laid: dict[str, Tensor], group: int) -> Tensor:
+        return native.Product(kind, laid, (int(laid["out"]), rows.shape[1]), group)(rows)
+
+    return Product(fits, lay, run)
+
+
+# For each kind of product its kernels, the fastest first; the last is the oracle of the others.
+PRODUCTS: dict[str, dict[str, Product]] = {
+    "Int8": {
+        "native": _native("Int8", native.pack_int8),
+        "int8pack": Product(lambda w, *_: w.group == w.in_features, _int8_layout, _int8_product),
+        "plain": Product(_anything, _kept, _plain(quantized.plain_product)),
+    },
+    "Int4": {
+        "native": _native("Int4", native.pack_int4),
+        "int4pack": Product(
+            lambda w, _, device: (
+                device.type == "cpu"
+                and w.group in _INT4PACK_GROUPS
+                and w.out_features % _INT4PACK_OUTPUTS == 0
+            ),
+            _int4pack_layout,
+            _int4pack_product,
+        ),
+        "plain": Product(_anything, _kept, _plain(quantized.plain_product)),
+    },
+    "W8A8": {
+        "native": _native("W8A8", native.pack_int8),
+        "int_mm": Product(
+            lambda w, _, device: device.type == "cpu" and w.group == w.in_features,
+            _integer_layout,
+            _integer_product,
+        ),
+        "plain": Product(_anything, _kept, _plain(quantized.plain_product_int8)),
+    },
+}
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer with a quantised weight. `kind` names its entry in `PRODUCTS`. Input [..., in] and
+    output [..., out] are of `dtype`."""
+
+    def __init__(
+        self, weight: QuantizedWeight, kind: str, dtype: torch.dtype, bias: Tensor | None = None
+    ) -> None:
         super().__init__()
-        weight = linear.weight.detach()
-        self.out_features, self.in_features = weight.shape
-        scale = weight.float().abs().amax(dim=1).clamp_min(1e-12) / 127.0
-        self.register_buffer("int8", (weight.float() / scale[:, None]).round().to(torch.int8))
-        self.register_buffer("scale", scale.to(weight.dtype))
-        self.bias = linear.bias
+        self.out_features, self.in_features = weight.out_features, weight.in_features
+        self.group, self.kind = weight.group, kind
+        fitting = (name for name, p in PRODUCTS[kind].items() if p.fits(weight, dtype, weight.data.device))
+        self.kernel = next(fitting)
+        product = PRODUCTS[kind][self.kernel]
+        self._run = product.run
+        laid = product.lay_out(weight, dtype)
+        for name, tensor in laid.items():
+            self.register_buffer(name, tensor, persistent=False)
+        # A dictionary of their own: looking a buffer up costs microseconds.
+        self.laid = laid
+        self.bias: Tensor | None
+        self.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedLinear:
+        raise NotImplementedError("a quantised layer stays where, and as, it was laid out")
 
     def forward(self, x: Tensor) -> Tensor:
-        weight, scale = self.get_buffer("int8"), self.get_buffer("scale")
-        rows = x.reshape(-1, self.in_features)
-        if rows.shape[0] <= _MAX_INT8_ROWS and rows.device.type == "cpu":
-            y = torch._weight_int8pack_mm(rows, weight, scale)
-        else:
-            key = (weight.shape, x.dtype)
-            converted = self._scratch.get(key)
-            if converted is None or converted.device != x.device:
-                converted = self._scratch[key] = torch.empty_like(weight, dtype=x.dtype)
-            # Small integers are exact in bfloat16, so the scales can follow the product.
-            y = nn.functional.linear(rows, converted.copy_(weight)) * scale
+        y = self._run(x.reshape(-1, self.in_features), self.laid, self.group)
         if self.bias is not None:
             y = y + self.bias
         return y.view(*x.shape[:-1], self.out_features)
 
 
 def pack_bfloat16(model: nn.Module) -> None:
-    """Replace each bfloat16 `nn.Linear` on the CPU, where oneDNN has bfloat16; otherwise leave the model
-    alone."""
-    if torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported():  # type: ignore[no-untyped-call]
-        _join(model)
-        _replace(model, PackedLinear, torch.bfloat16)
+    """Replace each bfloat16 `nn.Linear` on the CPU, where our kernels run or oneDNN has bfloat16; otherwise
+    leave the model alone."""
+    onednn = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()  # type: ignore[no-untyped-call]
+    if not onednn and native.library() is None:
+        return
+    share(model, nn.Linear, _join_packed)
+    for parent, name, child in _linears(model):
+        if child.weight.dtype == torch.bfloat16:
+            setattr(parent, name, _packed(child))
 
 
-def quantize_int8(model: nn.Module) -> None:
-    """Replace each `nn.Linear` by its int8 form, layer by layer, so that memory never holds both of all."""
-    _replace(model, Int8Linear, None)
+def quantize(model: nn.Module, kind: str) -> None:
+    """Replace each `nn.Linear` by its quantised form, `Int8`, `Int4` or `W8A8`, one by one, so that memory
+    never holds both of all. Raises ValueError where a layer can't be brought into that form."""
+
+    def weight_of(linear: nn.Linear, name: str) -> QuantizedWeight:
+        try:
+            return _QUANTIZERS[kind](linear.weight.detach())
+        except ValueError as error:
+            raise ValueError(f"quantization {kind}: {name}: {error}") from None
+
+    def join(linears: list[nn.Linear]) -> nn.Module | None:
+        weight = quantized.joined([weight_of(m, "a shared product") for m in linears])
+        if weight is None:
+            return None
+        return QuantizedLinear(weight, kind, linears[0].weight.dtype, _joined_bias(linears))
+
+    share(model, nn.Linear, join)
+    head = getattr(model, "lm_head", None)
+    for parent, name, child in _linears(model):
+        used = _HEADS.get(kind, kind) if child is head else kind
+        weight = _QUANTIZERS[used](child.weight.detach()) if used != kind else weight_of(child, name)
+        setattr(parent, name, QuantizedLinear(weight, used, child.weight.dtype, child.bias))
 
 
-def _join(model: nn.Module) -> None:
-    for parent in list(model.modules()):
+_QUANTIZERS: dict[str, Callable[[Tensor], QuantizedWeight]] = {
+    "Int8": quantized.quantize_int8,
+    "Int4": quantized.quantize_int4,
+    "W8A8": quantized.quantize_int8,
+}
+# The output head decides between tokens: it keeps 8 bits, by custom; 4 were not compared yet.
+_HEADS = {"Int4": "Int8"}
+
+
+def _parents(model: nn.Module) -> list[nn.Module]:
+    # No linear layer is held here: what is replaced must be freed at once.
+    return [m for m in model.modules() if not isinstance(m, nn.Linear)]
+
+
+def _linears(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
+    """Plain linear layers with their parents and names; subclasses of Linear compute something else."""
+    for parent in _parents(model):
+        for name in [name for name, _ in parent.named_children()]:
+            child = getattr(parent, name)
+            if type(child) is nn.Linear:
+                yield parent, name, child
+
+
+def share(model: nn.Module, kind: type[nn.Module], join: Callable[[list[Any]], nn.Module | None]) -> None:
+    """Where layers of `kind` read the same input, one product for all of them, if `join` gives one."""
+    for parent in _parents(model):
         for names in _SHARING:
-            linears = [m for name in names if type(m := getattr(parent, name, None)) is nn.Linear]
-            same = {(m.in_features, m.bias is None, m.weight.dtype) for m in linears}
-            if len(linears) < len(names) or len(same) > 1 or linears[0].weight.dtype != torch.bfloat16:
+            layers: list[Any] = [m for name in names if type(m := getattr(parent, name, None)) is kind]
+            same = {
+                (m.in_features, m.bias is None, getattr(getattr(m, "weight", None), "dtype", None))
+                for m in layers
+            }
+            if len(layers) < len(names) or len(same) > 1:
                 continue
-            product, start = _SharedProduct(linears), 0
-            for name, linear in zip(names, linears, strict=True):
-                setattr(parent, name, PackedPart(product, start, linear.out_features))
-                start += linear.out_features
+            joined = join(layers)
+            if joined is not None:
+                _hand_out(parent, names, joined, [m.out_features for m in layers])
 
 
-def _replace(
-    model: nn.Module, kind: type[PackedLinear] | type[Int8Linear], dtype: torch.dtype | None
-) -> None:
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            # Subclasses of Linear compute something else; only the plain one is understood.
-            if type(child) is nn.Linear and dtype in (None, child.weight.dtype):
-                setattr(parent, name, kind(child))
+def _hand_out(parent: nn.Module, names: tuple[str, ...], joined: nn.Module, sizes: list[int]) -> None:
+    """Put the parts of one product in place of the layers that it joins."""
+    product, start = _SharedProduct(joined, len(names)), 0
+    for name, size in zip(names, sizes, strict=True):
+        setattr(parent, name, PackedPart(product, start, size))
+        start += size
+
+
+def _packed(linear: nn.Linear) -> nn.Module:
+    return native.NativeLinear(linear) if native.takes(linear.weight) else PackedLinear(linear)
+
+
+def _join_packed(linears: list[nn.Linear]) -> nn.Module | None:
+    if linears[0].weight.dtype != torch.bfloat16:
+        return None
+    joined = nn.Linear(linears[0].in_features, 1, bias=False, dtype=torch.bfloat16)
+    joined.weight = nn.Parameter(torch.cat([m.weight for m in linears]), requires_grad=False)
+    bias = _joined_bias(linears)
+    if bias is not None:
+        joined.bias = nn.Parameter(bias, requires_grad=False)
+    return _packed(joined)
+
+
+def _joined_bias(linears: list[nn.Linear]) -> Tensor | None:
+    return None if linears[0].bias is None else torch.cat([m.bias for m in linears])
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Bytes of all weights, shared ones once."""
-    tensors = [*model.parameters(), *model.buffers()]
+    """Bytes of all weights that this process holds, shared ones once."""
+    tensors = [t.to_local() if isinstance(t, DTensor) else t for t in (*model.parameters(), *model.buffers())]
     total = sum({t.data_ptr(): t.numel() * t.element_size() for t in tensors}.values())
     packed = [m for m in model.modules() if isinstance(m, PackedLinear)]
     return total + sum(m.in_features * m.out_features * 2 for m in packed)

@@ -69,14 +69,15 @@ def memory_limit(root: Path = _CGROUP_ROOT, proc: Path = _PROC_CGROUP) -> int:
     return min(limits)
 
 
-def memory_available(root: Path = _CGROUP_ROOT, proc: Path = _PROC_CGROUP) -> int:
-    """Bytes this process can still take: under its limit, and under what the whole machine has left."""
+def memory_available(root: Path = _CGROUP_ROOT, proc: Path = _PROC_CGROUP, *, num_sharing: int = 1) -> int:
+    """Bytes this process can still take: under its limit, and under what the whole machine has left; its part
+    of each, where `num_sharing` processes alike share them."""
     statm = _read(Path("/proc/self/statm"))
     resident = int(statm.split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm else 0
-    left = memory_limit(root, proc) - resident
+    left = memory_limit(root, proc) // num_sharing - resident
     for line in (_read(Path("/proc/meminfo")) or "").splitlines():
         if line.startswith("MemAvailable:"):
-            left = min(left, int(line.split()[1]) * 1024)
+            left = min(left, int(line.split()[1]) * 1024 // num_sharing)
     return max(0, left)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from sluice_runtime.engine.host_tier import NO_MOVES, KvMoves
 from sluice_runtime.engine.types import EngineRequest, FinishReason
 
 
@@ -53,7 +54,12 @@ class RequestState:
 class ScheduledChunk:
     """Tokens of one request to compute: positions `start` to `start + len(token_ids)`, KV into `block_table`.
 
-    `samples`: the chunk reaches the end of what is known, so its last position yields the next token.
+    `samples`: the chunk reaches the end of what is known, so its last position yields the next token. The
+    last `num_drafted` tokens are guesses (speculation/): they are computed as if they were known, and the
+    position before each yields what tells whether it is right.
+
+        token_ids   [ known known | d1 d2 d3 ]      num_drafted 3
+        sampled             ▲       ▲  ▲  ▲         num_sampled 4, the chunk's last positions
     """
 
     request_id: str
@@ -61,6 +67,21 @@ class ScheduledChunk:
     start: int
     block_table: list[int]
     samples: bool
+    num_drafted: int = 0
+
+    @property
+    def num_sampled(self) -> int:
+        """How many of its last positions yield logits."""
+        return 1 + self.num_drafted if self.samples else 0
+
+    @property
+    def drafted(self) -> list[int]:
+        return self.token_ids[len(self.token_ids) - self.num_drafted :]
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether one known token is computed: a decode step."""
+        return len(self.token_ids) - self.num_drafted == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +90,7 @@ class SchedulerOutput:
 
     `expired` requests have ended already. `admitted` ones started with this step, for the first time;
     `resumed` ones go on after a preemption. `preempted` ones have lost their KV, wait, and keep their tokens.
+    `moves` are copies of KV to do before anything is computed, also where nothing is.
     """
 
     chunks: tuple[ScheduledChunk, ...]
@@ -76,6 +98,7 @@ class SchedulerOutput:
     expired: tuple[str, ...]
     preempted: tuple[str, ...] = ()
     resumed: tuple[str, ...] = ()
+    moves: KvMoves = NO_MOVES
 
     @property
     def num_tokens(self) -> int:
@@ -83,14 +106,19 @@ class SchedulerOutput:
 
     @property
     def num_streams(self) -> int:
-        """Chunks of one token."""
-        return sum(len(chunk.token_ids) == 1 for chunk in self.chunks)
+        """Chunks of one known token."""
+        return sum(chunk.is_stream for chunk in self.chunks)
+
+    @property
+    def num_drafted(self) -> int:
+        return sum(chunk.num_drafted for chunk in self.chunks)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """A new token of a request, and why the request ended with it, if it did."""
+    """The new tokens of a request, one or, after right guesses, more; and why it ended with the last, if it
+    did."""
 
     request_id: str
-    token_id: int
+    token_ids: tuple[int, ...]
     finish_reason: FinishReason | None

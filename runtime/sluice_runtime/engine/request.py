@@ -73,6 +73,7 @@ def validate(request: EngineRequest, vocab_size: int, max_model_len: int) -> Non
             "an answer of a given form ends by itself",
         ),
         (math.isfinite(request.weight) and request.weight > 0, "weight", "must be above 0"),
+        (request.max_running is None or request.max_running >= 1, "max_running", "must be at least 1"),
         (min(request.prompt_ids, default=0) >= 0, "prompt", "a token id is out of range"),
         (max(request.prompt_ids, default=0) < vocab_size, "prompt", "a token id is out of range"),
     ):
@@ -100,15 +101,17 @@ class ActiveRequest:
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
 
-    def token_arrived(self, now: float) -> None:
-        self.num_output_tokens += 1
-        if self.first_token_at is None:
-            self.first_token_at = now
-        elif self.last_token_at is not None:
-            gap = now - self.last_token_at
-            self.max_itl_s = max(self.max_itl_s, gap)
-            self.gaps.add(gap)
-        self.last_token_at = now
+    def tokens_arrived(self, now: float, num: int) -> None:
+        """Tokens of one step: no time passes between them."""
+        for _ in range(num):
+            self.num_output_tokens += 1
+            if self.first_token_at is None:
+                self.first_token_at = now
+            elif self.last_token_at is not None:
+                gap = now - self.last_token_at
+                self.max_itl_s = max(self.max_itl_s, gap)
+                self.gaps.add(gap)
+            self.last_token_at = now
 
     def timing(self, now: float) -> RequestTiming:
         admitted, first, last = self.admitted_at, self.first_token_at, self.last_token_at

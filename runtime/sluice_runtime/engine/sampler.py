@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,6 +47,7 @@ class SamplerState:
         self.penalties = Penalties(params, prompt_ids, device)
         self.matcher: Matcher | None = None if grammar is None else grammar.matcher()
         self._generator: torch.Generator | None = None
+        self._drawn_ahead: deque[float] = deque()
 
     @property
     def plain(self) -> bool:
@@ -64,6 +66,16 @@ class SamplerState:
         return self._generator
 
     def uniform(self) -> float:
+        """The number in [0, 1) that the next token is drawn with."""
+        return self._drawn_ahead.popleft() if self._drawn_ahead else self._draw()
+
+    def uniform_ahead(self, num: int) -> float:
+        """The number that the token after `num` more will be drawn with; it stays what it is."""
+        while len(self._drawn_ahead) <= num:
+            self._drawn_ahead.append(self._draw())
+        return self._drawn_ahead[num]
+
+    def _draw(self) -> float:
         return float(torch.rand((), generator=self.generator, dtype=torch.float64))
 
     def observe(self, token_id: int) -> None:
@@ -89,15 +101,14 @@ Result = Sampled | SamplingFailed
 def sample(logits: Tensor, states: Sequence[SamplerState]) -> list[Result]:
     """Choose a token for each row of `logits` [rows, vocab] (any float dtype). A row that can't be sampled
     yields its exception instead of raising it."""
-    # max() carries NaN through, so one pass finds the greedy token and tells a broken row.
-    best, best_ids = logits.max(dim=-1)
+    values, ids = _best(logits)
     results: list[Result | None] = [
         SamplingFailed("the model produced no finite logits")
         if not math.isfinite(value)
         else Sampled(token_id)
         if state.plain
         else None
-        for value, token_id, state in zip(best.tolist(), best_ids.tolist(), states, strict=True)
+        for value, token_id, state in zip(values, ids, states, strict=True)
     ]
     rows = [row for row, result in enumerate(results) if result is None]
     if rows:
@@ -112,6 +123,20 @@ def sample(logits: Tensor, states: Sequence[SamplerState]) -> list[Result]:
             for row, result in zip(part, chosen, strict=True):
                 results[row] = result
     return [result for result in results if result is not None]
+
+
+def _best(logits: Tensor) -> tuple[list[float], list[int]]:
+    """Each row's largest logit and its token. A NaN counts as the largest, so one pass finds the greedy token
+    and tells a broken row."""
+    if logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.numel():
+        # Six times as fast as torch's, whose maximum with an index is not vectorised.
+        rows = logits.numpy()
+        ids = rows.argmax(axis=1)
+        return rows[np.arange(len(rows)), ids].tolist(), ids.tolist()
+    best, best_ids = logits.max(dim=-1)
+    # Together, and exact in float64: a device is waited for once.
+    values, found = torch.stack((best.double(), best_ids.double())).tolist()
+    return values, [int(token_id) for token_id in found]
 
 
 def _choose_each(
@@ -142,11 +167,22 @@ def _choose(raw: Tensor, states: Sequence[SamplerState], uniforms: Sequence[floa
         for row, token_id in zip(greedy, rows_of(logits, greedy).argmax(dim=-1).tolist(), strict=True):
             token_ids[row] = token_id
     drawn = [row for row, state in enumerate(states) if not state.greedy]
-    for group in candidates(rows_of(logits, drawn), [states[row].params for row in drawn]) if drawn else []:
-        rows = [drawn[at] for at in group.rows]
-        for row, token_id in zip(rows, _draw(group, [uniforms[row] for row in rows]), strict=True):
+    if drawn:
+        params = [states[row].params for row in drawn]
+        chosen = draw(rows_of(logits, drawn), params, [uniforms[row] for row in drawn])
+        for row, token_id in zip(drawn, chosen, strict=True):
             token_ids[row] = token_id
     return _with_logprobs(raw, states, token_ids)
+
+
+def draw(logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> list[int]:
+    """A token for each row [rows, vocab], temperatures above 0: the one at which the cumulative distribution
+    passes the row's number in [0, 1)."""
+    token_ids = [0] * len(params)
+    for group in candidates(logits, params):
+        for row, token_id in zip(group.rows, _draw(group, [uniforms[r] for r in group.rows]), strict=True):
+            token_ids[row] = token_id
+    return token_ids
 
 
 def _apply_grammars(logits: Tensor, states: Sequence[SamplerState]) -> None:

@@ -11,15 +11,20 @@ KV blocks are taken as tokens come and given back at once. When one is missing, 
 then the least valuable running request is preempted (preemption.py): it waits, keeps its tokens, and later
 computes their KV again without anything being shown twice. Who is admitted next is fairness.py's to say.
 
+Guesses of what comes next (speculation/) take only what is left of a step: no guess delays a prompt or
+preempts anybody. They never enter `token_ids` before the model has confirmed them, and blocks that only wrong
+ones reached are given back after the step.
+
 Invariant: the oldest running request always moves on, so every load that `add` accepts is served in the end;
 and no request holds a block beyond the positions it has computed or is computing.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from sluice_runtime.engine.blocks import ROOT_KEY, BlockManager, block_key
 from sluice_runtime.engine.fairness import DEFAULT_BURST_TOKENS, DEFAULT_MAX_WAIT_S, Demand, FairQueue, split
@@ -27,6 +32,7 @@ from sluice_runtime.engine.plan import RequestState, ScheduledChunk, SchedulerOu
 from sluice_runtime.engine.preemption import Shares, by_value, displaced
 from sluice_runtime.engine.types import EngineRequest, FinishReason, QueueFull, RequestTooLong
 
+_NO_DRAFTS: Mapping[str, Sequence[int]] = MappingProxyType({})
 _MAX_TRIES = 8
 """Heads of tenants that are tried for room in one step: looking up a prefix costs time."""
 
@@ -45,9 +51,11 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """What admitting a request takes: its cached `prefix`, and how many blocks are missing for it."""
+    """What admitting a request takes: its cached `prefix`, what follows of it in `slots` of host memory, and
+    how many blocks are missing for it."""
 
     prefix: list[int]
+    slots: list[int]
     num_blocks: int
     num_short: int
 
@@ -128,9 +136,16 @@ class Scheduler:
         # A new list: plans that were handed out hold the old one.
         state.block_table = []
 
-    def schedule(self, now: float, max_prompt_tokens: int | None = None) -> SchedulerOutput:
+    def schedule(
+        self,
+        now: float,
+        max_prompt_tokens: int | None = None,
+        drafts: Mapping[str, Sequence[int]] = _NO_DRAFTS,
+    ) -> SchedulerOutput:
         """Plan one step at monotonic time `now`: end what is past its deadline, then spend the token budget.
-        `max_prompt_tokens`: at most so many of them for prompts where streams run too (rate.py).
+        `max_prompt_tokens`: at most so many of them for prompts where streams run too (rate.py). `drafts`:
+        what may come next in requests that lack one token; as much of it as there is room for is put to the
+        test.
 
         Requests that lack one token come first, so that a long prompt never delays a running stream by more
         than one step; then admissions; then prompts, divided among tenants, oldest first within one.
@@ -142,6 +157,7 @@ class Scheduler:
         )
         for request_id in expired:
             self.finish(request_id)
+        self._hold_capped()
         self._queue.start_waiting(now)
         step = _Step(self.max_batch_tokens)
         for state in by_value(self._running.values()):
@@ -151,12 +167,15 @@ class Scheduler:
             step.budget = min(step.budget, max_prompt_tokens)
         self._admit_waiting(step, now)
         self._compute_prompts(step)
+        if drafts:
+            self._compute_drafts(step, drafts)
         return SchedulerOutput(
             tuple(step.chunks.values()),
             tuple(step.admitted),
             expired,
             tuple(state.request_id for state in step.preempted),
             tuple(step.resumed),
+            self.blocks.take_moves(),
         )
 
     # -- KV --------------------------------------------------------------------------------------------------
@@ -214,9 +233,14 @@ class Scheduler:
             if state is None or len(skipped) > _MAX_TRIES:
                 return
             if self._has_budget(step, state) and self._admit(step, state, now, insisting):
+                self._hold_capped()
                 continue
             skipped.add(state.tenant)
             insisting = insisting or self._queue.insists(state, now)
+
+    def _hold_capped(self) -> None:
+        capped = (s.tenant for s in self._running.values() if s.request.max_running is not None)
+        self._queue.hold(Counter(capped))
 
     def _has_budget(self, step: _Step, state: RequestState) -> bool:
         """Whether tokens of this step are left for it: the prompts before it don't take them all, or its
@@ -240,17 +264,18 @@ class Scheduler:
                 return False
             for victim in victims:
                 self._preempt(step, victim)
-        self._start(step, state, room.prefix, now)
+        self._start(step, state, room, now)
         return True
 
-    def _start(self, step: _Step, state: RequestState, prefix: list[int], now: float) -> None:
+    def _start(self, step: _Step, state: RequestState, room: _Room, now: float) -> None:
         request, first_time = state.request, state.num_preemptions == 0
         asked_again = first_time and request.priority >= 0
-        table = self.blocks.allocate(len(prefix), prefix, asked_again=asked_again)
+        table = self.blocks.allocate(len(room.prefix), room.prefix, asked_again=asked_again)
         assert table is not None
+        table += self.blocks.restore(room.slots, asked_again=asked_again)
         state.block_table = table
-        state.num_published = len(prefix)
-        state.num_computed_tokens = len(prefix) * self.blocks.block_size
+        state.num_published = len(table)
+        state.num_computed_tokens = len(table) * self.blocks.block_size
         self._queue.admitted(state, len(state.token_ids) - state.num_computed_tokens, now)
         self._running[state.request_id] = state
         if not first_time:
@@ -264,10 +289,10 @@ class Scheduler:
 
     def _room(self, state: RequestState) -> _Room:
         """What it takes to let a waiting request run beside what is promised to those that do."""
-        prefix = self._cached_prefix(state)
+        prefix, slots = self._cached_prefix(state)
         num_blocks = self._num_promised(state) - len(prefix) + self.blocks.num_idle(prefix)
         promised = sum(self._num_promised(s) - len(s.block_table) for s in self._running.values())
-        return _Room(prefix, num_blocks, num_blocks + promised - self.blocks.num_available)
+        return _Room(prefix, slots, num_blocks, num_blocks + promised - self.blocks.num_available)
 
     def _num_promised(self, state: RequestState) -> int:
         """Blocks for all that is known of it, and one to grow into, where it may grow so far."""
@@ -275,13 +300,17 @@ class Scheduler:
         num_blocks_for = self.blocks.num_blocks_for
         return min(num_blocks_for(len(state.token_ids)) + 1, num_blocks_for(num_most))
 
-    def _cached_prefix(self, state: RequestState) -> list[int]:
-        if not state.request.prefix_cache:
-            return []
+    def _cached_prefix(self, state: RequestState) -> tuple[list[int], list[int]]:
+        """Blocks of the cached prefix, and slots of host memory that go on with it."""
+        request = state.request
+        if not request.prefix_cache:
+            return [], []
         # The last token is always computed: its logits give the next one.
         num_full = (len(state.token_ids) - 1) // self.blocks.block_size
         self._extend_keys(state, num_full)
-        return self.blocks.find_prefix(state.request.scope, state.block_keys[:num_full], state.token_ids)
+        keys = state.block_keys[:num_full]
+        prefix = self.blocks.find_prefix(request.scope, keys, state.token_ids)
+        return prefix, self.blocks.find_offloaded(request.scope, keys, state.token_ids, len(prefix))
 
     def _displaced(
         self, step: _Step, state: RequestState, room: _Room, slot_short: bool
@@ -339,10 +368,38 @@ class Scheduler:
                 self._compute(step, state, num_tokens)
                 shares[state.tenant] -= num_tokens
 
+    # -- drafts ----------------------------------------------------------------------------------------------
+
+    def _compute_drafts(self, step: _Step, drafts: Mapping[str, Sequence[int]]) -> None:
+        """Lengthen decode steps by guesses, the most valuable requests first, as far as budget and free
+        blocks go."""
+        if all(chunk.is_stream for chunk in step.chunks.values()):
+            # No prompt is here to be protected from a long step, or to protect streams from.
+            step.budget = self.max_batch_tokens - len(step.chunks)
+        for request_id, chunk in list(step.chunks.items()):
+            state, drafted = self._running[request_id], drafts.get(request_id, ())
+            if not chunk.is_stream or not chunk.samples or not drafted or step.budget <= 0:
+                continue
+            # One token comes after the last guess, however many are right.
+            left = state.request.sampling.max_tokens - state.num_output_tokens - 1
+            end = chunk.start + 1 + min(len(drafted), left, step.budget)
+            size, table = self.blocks.block_size, state.block_table
+            missing = min(self.blocks.num_blocks_for(end) - len(table), self.blocks.num_available)
+            if missing > 0:
+                table += self.blocks.allocate(missing) or ()
+            num_drafted = min(end, len(table) * size) - chunk.start - 1
+            if num_drafted > 0:
+                token_ids = [*chunk.token_ids, *drafted[:num_drafted]]
+                step.chunks[request_id] = replace(chunk, token_ids=token_ids, num_drafted=num_drafted)
+                step.budget -= num_drafted
+
     # -- after a step ----------------------------------------------------------------------------------------
 
-    def update_from_output(self, plan: SchedulerOutput, sampled: Mapping[str, int]) -> list[TokenEvent]:
-        """Fold a step that was run back in: `sampled` maps each request whose chunk samples to its new token.
+    def update_from_output(
+        self, plan: SchedulerOutput, sampled: Mapping[str, Sequence[int]]
+    ) -> list[TokenEvent]:
+        """Fold a step that was run back in: `sampled` maps each request whose chunk samples to its new
+        tokens: guesses that were right, and one more.
 
         Requests that ended since the plan was made are skipped; so is one that should have a token and has
         none (its sampling failed: the caller ends it).
@@ -352,16 +409,27 @@ class Scheduler:
             state = self._running.get(chunk.request_id)
             if state is None:
                 continue
-            self._computed(state, len(chunk.token_ids))
-            token_id = sampled.get(chunk.request_id) if chunk.samples else None
-            if token_id is None:
-                continue
+            token_ids = sampled.get(chunk.request_id, ()) if chunk.samples else ()
+            taken, reason = self._take(state, token_ids[: chunk.num_sampled])
+            num_right = max(0, len(taken) - 1)
+            self._computed(state, len(chunk.token_ids) - chunk.num_drafted + num_right)
+            self._discard(state, chunk.num_drafted - num_right)
+            if reason is not None:
+                self.finish(chunk.request_id)
+            if taken:
+                events.append(TokenEvent(chunk.request_id, taken, reason))
+        return events
+
+    def _take(
+        self, state: RequestState, token_ids: Sequence[int]
+    ) -> tuple[tuple[int, ...], FinishReason | None]:
+        """Append new tokens, up to the one that ends the request; which were, and why it ended."""
+        for num, token_id in enumerate(token_ids, 1):
             state.token_ids.append(token_id)
             reason = self._finish_reason(state, token_id)
             if reason is not None:
-                self.finish(chunk.request_id)
-            events.append(TokenEvent(chunk.request_id, token_id, reason))
-        return events
+                return tuple(token_ids[:num]), reason
+        return tuple(token_ids), None
 
     def _computed(self, state: RequestState, num_tokens: int) -> None:
         state.num_computed_tokens += num_tokens
@@ -371,6 +439,19 @@ class Scheduler:
         self._queue.computed(state, num_new)
         if state.request.prefix_cache:
             self._publish(state)
+
+    def _discard(self, state: RequestState, num_wrong: int) -> None:
+        """Guesses that were wrong are charged too, for they took the same time; blocks that only they
+        reached go back."""
+        if num_wrong <= 0:
+            return
+        self._queue.computed(state, num_wrong)
+        num_blocks = self.blocks.num_blocks_for(state.num_computed_tokens)
+        surplus = state.block_table[num_blocks:]
+        if surplus:
+            self.blocks.release(surplus)
+            # A new list: plans that were handed out hold the old one.
+            state.block_table = state.block_table[:num_blocks]
 
     def _extend_keys(self, state: RequestState, num_blocks: int) -> None:
         size = self.blocks.block_size

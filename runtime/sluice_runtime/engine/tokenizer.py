@@ -37,9 +37,9 @@ class Tokenizer:
         self.eos_token_ids = eos_token_ids or own_eos
         added = hf_tokenizer.added_tokens_decoder
         self._added_ids = {token.content: int(i) for i, token in added.items()}
-        self._special_ids = frozenset(int(i) for i, token in added.items() if token.special)
+        self.special_ids = frozenset(int(i) for i, token in added.items() if token.special)
         self._special = frozenset(token.content for token in added.values() if token.special)
-        self._plain_added_ids = frozenset(self._added_ids.values()) - self._special_ids
+        self._plain_added_ids = frozenset(self._added_ids.values()) - self.special_ids
         self._literals = _pattern({t: re.escape(t) for t in self._added_ids})
         # Some tokens swallow the white space beside them.
         self._template_literals = _pattern(
@@ -191,7 +191,7 @@ class Tokenizer:
         return str(self.hf.convert_ids_to_tokens(token_id))
 
     def _compute_token_bytes(self, token_id: int) -> bytes:
-        if token_id in self._special_ids or not 0 <= token_id < self.vocab_size:
+        if token_id in self.special_ids or not 0 <= token_id < self.vocab_size:
             return b""
         token = self.hf.convert_ids_to_tokens(token_id)
         if token is None:

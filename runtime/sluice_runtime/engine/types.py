@@ -129,8 +129,10 @@ class EngineRequest:
     from who the caller is, never from the body. `prefix_cache=False` neither reads nor fills the cache.
     `grammar` leaves only tokens that it allows; it ends with end-of-sequence.
     `deadline` is in seconds of `time.monotonic`; past it the request ends with `FinishReason.DEADLINE`.
-    `tenant` is whose share of the engine it uses, `weight` how large that share is beside others'. When KV is
-    short, the lowest `priority` gives way first; it does not move a request in the queue.
+    `tenant` is whose share of the engine it uses, `weight` how large that share is beside others', and while
+    `max_running` of the tenant's requests that have such a cap run, it waits. When KV is short, the lowest
+    `priority` gives way first; it does not move a request in the queue. `task` is what it is for, as the
+    gateway has checked; `speculation=False` lets nothing be guessed for it (speculation/).
     """
 
     request_id: str
@@ -141,8 +143,11 @@ class EngineRequest:
     deadline: float | None = None
     tenant: str = ""
     weight: float = 1.0
+    max_running: int | None = None
     priority: int = 0
     grammar: Grammar | None = None
+    task: str = ""
+    speculation: bool = True
 
 
 @dataclass(frozen=True)
@@ -207,6 +212,38 @@ class OutputChunk:
     timing: RequestTiming | None = None
 
 
+class KvCacheDtype(StrEnum):
+    """What pages of KV hold: the model's dtype, or 8 bits a value and a scale for each token of each head."""
+
+    AUTO = "Auto"
+    INT8 = "Int8"
+    FP8 = "Fp8"
+
+
+class SpeculationMethod(StrEnum):
+    """Who guesses: the request's own text, or a draft model."""
+
+    SUFFIX = "Suffix"
+    DRAFT = "Draft"
+
+
+MAX_GUESSES = 16
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """Speculative decoding: `num_tokens` is the most that is guessed for a step of a request. `always`: not
+    only while it pays; for tests and measurements."""
+
+    method: SpeculationMethod
+    num_tokens: int = 4
+    always: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_tokens <= MAX_GUESSES:
+            raise ValueError(f"speculation.num_tokens must be 1 to {MAX_GUESSES}")
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """Limits of one engine.
@@ -214,7 +251,10 @@ class EngineConfig:
     Give `num_kv_blocks`, or `kv_cache_bytes`, or neither (what capacity.py says is left, at most what
     `max_num_seqs` full contexts need). `max_model_len` None takes the model's own. `max_batch_tokens` is the
     token budget of one step. `max_queue` bounds requests beyond the `max_num_seqs` that can run.
-    `num_threads` None takes the cgroup's CPU quota, at least 1.
+    `num_threads` None takes the cgroup's CPU quota, at least 1. `num_ranks` processes share model and KV
+    (parallel.py): `kv_cache_bytes` is what all of them hold together; of each block each has its share.
+    `kv_cache_dtype`: what pages hold (pages.py). `kv_offload_bytes` of host memory, of all ranks together,
+    keep what the prefix cache evicts (host_tier.py); 0 is off.
     """
 
     max_num_seqs: int = 16
@@ -226,6 +266,10 @@ class EngineConfig:
     max_queue: int = 64
     num_threads: int | None = None
     device: str = "cpu"
+    num_ranks: int = 1
+    kv_cache_dtype: KvCacheDtype = KvCacheDtype.AUTO
+    kv_offload_bytes: int = 0
+    speculation: Speculation | None = None
 
     def __post_init__(self) -> None:
         if self.block_size < 1 or self.max_num_seqs < 1 or self.max_queue < 0:
@@ -236,8 +280,34 @@ class EngineConfig:
             )
         if self.kv_cache_bytes is not None and self.num_kv_blocks is not None:
             raise ValueError("give kv_cache_bytes or num_kv_blocks, not both")
+        if self.kv_offload_bytes < 0:
+            raise ValueError("kv_offload_bytes must be at least 0")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError("max_model_len must be at least 2")
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationLoad:
+    """Counts since start. `drafted` and `right`: guesses put to the test, and right ones, by position.
+    `num_stream_forwards`: times that the model looked at a running stream, which gave `num_stream_tokens`.
+    `num_workloads_on`, `num_workloads_off`: where guessing proved faster, and where not (controller.py)."""
+
+    drafted: tuple[int, ...]
+    right: tuple[int, ...]
+    num_stream_forwards: int
+    num_stream_tokens: int
+    num_workloads_on: int
+    num_workloads_off: int
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Share of guesses that were right; None before the first."""
+        return sum(self.right) / sum(self.drafted) if any(self.drafted) else None
+
+    @property
+    def tokens_per_forward(self) -> float | None:
+        """Tokens that a stream gets from one look of the model: 1 without speculation."""
+        return self.num_stream_tokens / self.num_stream_forwards if self.num_stream_forwards else None
 
 
 @dataclass(frozen=True)
@@ -260,6 +330,11 @@ class EngineLoad:
     num_preemptions_total: int = 0
     num_recomputed_tokens_total: int = 0
     num_evictions_total: int = 0
+    host_blocks_used: int = 0
+    host_blocks_total: int = 0
+    num_offloaded_blocks_total: int = 0
+    num_restored_blocks_total: int = 0
+    speculation: SpeculationLoad | None = None
 
 
 @dataclass(frozen=True)

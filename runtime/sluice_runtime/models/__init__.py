@@ -19,7 +19,7 @@ from sluice_runtime.models.errors import (
     UnsafeFormat,
     UnsupportedModel,
 )
-from sluice_runtime.models.loader import LoadedModel, load
+from sluice_runtime.models.loader import LoadedModel, inspect_and_weigh, load
 
 __all__ = [
     "Checkpoint",
@@ -35,5 +35,6 @@ __all__ = [
     "export",
     "identity",
     "inspect",
+    "inspect_and_weigh",
     "load",
 ]

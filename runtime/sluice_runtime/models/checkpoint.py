@@ -17,6 +17,7 @@ from sluice_runtime.engine.machine import memory_available
 from sluice_runtime.models.errors import CheckpointCorrupt, ModelNotFound, OutOfMemory, UnsafeFormat
 
 Dtype = Literal["bfloat16", "float32", "float16"]
+Quantization = Literal["Int8", "Int4", "W8A8"]
 DTYPE_BYTES: dict[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.msgpack", "*.h5")
 # What transformers reads of a directory, beside the weights.
@@ -29,7 +30,8 @@ class ModelSource:
     """What to load: `path` (a directory, or a GGUF file) or `repo` at `revision`; and how.
 
     `gguf_file` names the GGUF inside a directory or repo. `chat_template`: a Jinja file that replaces the
-    model's own. `device` may be `auto`: CUDA where there is one.
+    model's own. `device` may be `auto`: CUDA where there is one. `num_ranks` processes hold a share of the
+    weights each (sharding.py).
     """
 
     path: Path | None = None
@@ -37,9 +39,10 @@ class ModelSource:
     revision: str | None = None
     gguf_file: str | None = None
     dtype: Dtype = "bfloat16"
-    quantization: Literal["int8"] | None = None
+    quantization: Quantization | None = None
     chat_template: Path | None = None
     device: str = "cpu"
+    num_ranks: int = 1
 
     @property
     def name(self) -> str:
@@ -78,6 +81,9 @@ def inspect(source: ModelSource) -> Checkpoint:
 def check_memory(checkpoint: Checkpoint, source: ModelSource) -> None:
     """Raise `OutOfMemory` unless the peak of loading fits. A GGUF passes through float32 on its way."""
     size = checkpoint.num_parameters * DTYPE_BYTES[source.dtype]
+    if read_config(checkpoint).get("quantization_config") is not None:
+        # Words of packed integers: what is read is what the files hold.
+        size = sum(path.stat().st_size for path in checkpoint.weights)
     if checkpoint.gguf is not None:
         size += checkpoint.num_parameters * (4 if source.dtype != "float32" else 0)
     left = memory_available()
@@ -125,6 +131,11 @@ def _download(source: ModelSource) -> Path:
         except Exception:
             at = f" at revision {source.revision}" if source.revision else ""
             raise ModelNotFound(f"repo {source.repo}{at} can't be had: {type(online).__name__}") from online
+
+
+def read_config(checkpoint: Checkpoint) -> dict[str, Any]:
+    """config.json of the checkpoint; empty beside a GGUF that has none."""
+    return _read_json(checkpoint.directory / "config.json")
 
 
 def side_files(directory: Path) -> list[Path]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sluice_runtime.models.checkpoint import ModelSource, locate, safetensors_files, side_files
+from sluice_runtime.models.packing import Packing
 
 
 def identity(path: Path, settings: Mapping[str, str] | None = None) -> str:
@@ -43,8 +44,9 @@ def digest_of(files: Sequence[Path], settings: Mapping[str, str]) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def load_settings(source: ModelSource) -> dict[str, str]:
-    settings: dict[str, str] = {"dtype": source.dtype, "quantization": source.quantization or "none"}
+def load_settings(source: ModelSource, packing: Packing | None = None) -> dict[str, str]:
+    quantization = source.quantization or ("none" if packing is None else str(packing))
+    settings: dict[str, str] = {"dtype": source.dtype, "quantization": quantization}
     if source.chat_template is not None:
         settings["chat_template"] = hashlib.sha256(source.chat_template.read_bytes()).hexdigest()
     return settings

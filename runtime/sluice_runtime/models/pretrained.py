@@ -12,12 +12,16 @@ from typing import Any
 
 import gguf
 import torch
+from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
-from sluice_runtime.engine.linear import pack_bfloat16, quantize_int8, weight_bytes
+from sluice_runtime.engine.linear import pack_bfloat16, quantize, weight_bytes
+from sluice_runtime.models import prequantized, sharding
 from sluice_runtime.models.checkpoint import Checkpoint, ModelSource
 from sluice_runtime.models.errors import CheckpointCorrupt, UnsupportedModel
+from sluice_runtime.models.packing import Packing
 
 
 def quiet() -> None:
@@ -59,16 +63,24 @@ def load_config(checkpoint: Checkpoint) -> Any:
     return config
 
 
-def load_weights(checkpoint: Checkpoint, source: ModelSource) -> Any:
+def load_weights(checkpoint: Checkpoint, source: ModelSource, packing: Packing | None = None) -> Any:
     options = _gguf_options(checkpoint)
     if checkpoint.gguf is not None:
         # Without this the weights stay quantised, in a form that only GPU kernels take.
         options["quantization_config"] = GgufConfig(dequantize=True)
     else:
         options["use_safetensors"] = True
+    config = load_config(checkpoint)
+    if packing is not None:
+        del config.quantization_config
+        options["quantization_config"] = prequantized.packed_config(checkpoint, packing)
+    if source.num_ranks > 1:
+        sharding.check_plan(config)
+        # Each rank reads its own share of each weight, by the process group that it has joined.
+        options["distributed_config"] = DistributedConfig(tp_size=source.num_ranks, tp_plan="auto")
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         checkpoint.directory,
-        config=load_config(checkpoint),
+        config=config,
         dtype=getattr(torch, source.dtype),
         trust_remote_code=False,
         local_files_only=True,
@@ -82,8 +94,23 @@ def load_weights(checkpoint: Checkpoint, source: ModelSource) -> Any:
         names = sorted(str(key) for key in info.get(f"{kind}_keys", ()))
         if names:
             raise CheckpointCorrupt(f"{len(names)} weights are {kind}, {names[0]} among them")
+    if packing is not None:
+        prequantized.refuse_leftovers(info.get("unexpected_keys", ()))
     model.requires_grad_(False)
+    if source.num_ranks > 1:
+        _unwrap(model)
+        return model.eval()
     return model.to(source.device).eval()
+
+
+def _unwrap(model: Any) -> None:
+    """Make each linear product's own share an ordinary weight: transformers would otherwise unwrap it anew at
+    each product. Embeddings stay as they are; their hooks need to know the whole."""
+    for module in model.modules():
+        if type(module) is torch.nn.Linear:
+            for name, weight in list(module.named_parameters(recurse=False)):
+                if isinstance(weight, DTensor):
+                    setattr(module, name, torch.nn.Parameter(weight.to_local(), requires_grad=False))
 
 
 def draw_weights(checkpoint: Checkpoint, source: ModelSource, seed: int) -> Any:
@@ -133,10 +160,14 @@ def eos_token_ids(model: Any) -> frozenset[int]:
     return frozenset()
 
 
-def relayout(model: Any, source: ModelSource) -> int:
+def relayout(model: Any, source: ModelSource, packing: Packing | None = None) -> int:
     """Bring weights into the form that computes; what they then occupy, in bytes."""
-    if source.quantization == "int8":
-        quantize_int8(model)
+    if source.num_ranks > 1:
+        return weight_bytes(model)  # packing would replace the modules that the ranks' hooks sit on
+    if packing is not None:
+        prequantized.compute_packed(model, packing, getattr(torch, source.dtype))
+    if source.quantization is not None:
+        quantize(model, source.quantization)
     elif source.device == "cpu":
         pack_bfloat16(model)
     return weight_bytes(model)

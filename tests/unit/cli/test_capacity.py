@@ -60,6 +60,19 @@ def test_it_tells_where_memory_goes(tmp_path: Path, model: Path) -> None:
     assert "kvCacheMemory 256Mi fits" in text
 
 
+def test_ranks_share_and_each_is_told(tmp_path: Path, model: Path) -> None:
+    parallel = _file(tmp_path, engine={"tensorParallel": 3})
+    code, text = _run("-f", parallel, "--model-dir", model, "--memory", "6Gi")
+    assert code == 0
+    assert "each of 3 ranks" in text
+    assert (
+        "A token takes 7,680 bytes of KV on each of 3 ranks; 256Mi hold 11,648 tokens in 728 blocks" in text
+    )
+    code, text = _run("-f", _file(tmp_path, engine={"tensorParallel": 2}), "--model-dir", model)
+    assert code != 0
+    assert "tensorParallel 2 does not divide this model's 9 heads" in text
+
+
 def test_what_does_not_fit_fails_and_says_what_would(tmp_path: Path, model: Path) -> None:
     code, text = _run("-f", _file(tmp_path, engine={"kvCacheMemory": "1500Mi"}), "--model-dir", model)
     assert code == 1

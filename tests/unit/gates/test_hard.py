@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice_operator.api.routepolicy import Check, Contract, Severity
+from sluice_operator.api.routepolicy import Check, Contract, Severity, Verifier
 from sluice_operator.gates import GateState, align, verdict
 from unit.gates.test_gate import seen
 from unit.gates.traffic import at, gate, rule, status
@@ -14,6 +14,7 @@ CONTRACT = Contract(
         Check(name="json", json_schema={"type": "object"}),
         Check(name="polite", must_match="please"),
         Check(name="no-secret", must_not_match="secret"),
+        Check(name="facts", verifier=Verifier(url="http://facts/v1")),
         Check(name="watched", must_match="x", severity=Severity.WATCH),
     ]
 )
@@ -27,7 +28,7 @@ def shadow() -> GateState:
     return gate(weight=0, shadow_percent=100, contract=CONTRACT)
 
 
-@pytest.mark.parametrize("check", ["json", "polite", "no-secret", "sluice/leak"])
+@pytest.mark.parametrize("check", ["json", "polite", "no-secret", "facts", "sluice/leak"])
 def test_one_violation_is_enough(check: str) -> None:
     state = live()
     state.take(seen(10, hard_violations=(check,)))
@@ -67,12 +68,13 @@ def test_stables_own_violations_never_count() -> None:
     assert verdict(state, at(60)).reason == ""
 
 
-def test_a_pattern_that_a_prompt_provokes_from_stable_too_is_no_weapon() -> None:
+@pytest.mark.parametrize("check", ["no-secret", "facts"])
+def test_what_a_prompt_provokes_from_stable_too_is_no_weapon(check: str) -> None:
     state = live()
-    state.take(seen(10, candidate=False, tenant="mallory", hard_violations=("no-secret",)))
-    state.take(seen(11, tenant="mallory", hard_violations=("no-secret",)))
+    state.take(seen(10, candidate=False, tenant="mallory", hard_violations=(check,)))
+    state.take(seen(11, tenant="mallory", hard_violations=(check,)))
     assert verdict(state, at(60)).reason == ""
-    state.take(seen(12, tenant="alice", hard_violations=("no-secret",)))
+    state.take(seen(12, tenant="alice", hard_violations=(check,)))
     assert verdict(state, at(60)).reason == "HardGateBroken"
 
 

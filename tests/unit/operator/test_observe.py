@@ -16,13 +16,22 @@ from sluice_operator.xds.state import AccessRecord
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs/contracts/evidence.schema.json").read_text())
 FLAGS = {"refused": False, "repeated": False, "tool_failed": False}
 TIMING = {
+    "gateway_s": 0.01,
+    "user_s": None,
     "queue_s": 0.0,
     "prefill_s": 0.1,
     "ttft_s": 0.2,
     "tpot_s": None,
     "jitter_s": 0.03,
+    "decode_s": 0.7,
+    "verify_s": None,
+    "stream_s": None,
     "total_s": 1.0,
     "busy_s": 0.5,
+    "visible_s": 0.21,
+    "verified_s": None,
+    "complete_s": 1.01,
+    "application": {"retrieval": 0.5},
 }
 
 
@@ -155,6 +164,8 @@ def test_a_clients_own_fault_is_no_evidence() -> None:
     assert from_access(access(outcome="rejected", status=400), 9.0) is None
     assert from_access(access(outcome="cancelled", status=0), 9.0) is None
     assert from_access(access(outcome="rejected", status=429, kind="request"), 9.0) is None
+    assert from_record(record(outcome="limited", status=429), 9.0) is None
+    assert from_access(access(outcome="rejected", status=429, limited=True), 9.0) is None
 
 
 def test_the_gateway_adds_failures_only() -> None:

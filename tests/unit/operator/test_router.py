@@ -24,14 +24,18 @@ class Pods:
 
     def __init__(self) -> None:
         self.told: dict[str, set[str]] = {}
+        self.limits: dict[str, Mapping[str, Any]] = {}
         self.held: dict[str, set[str]] = {}
 
     def view(self, pod: PodView) -> StreamView:
         return StreamView(True, DIGEST, frozenset(self.held.get(pod.name, ())))
 
-    def configure(self, pod: PodView, configs: Mapping[str, Mapping[str, Any]]) -> None:
+    def configure(
+        self, pod: PodView, configs: Mapping[str, Mapping[str, Any]], limits: Mapping[str, Any]
+    ) -> None:
         assert all(config["version"] == version for version, config in configs.items())
         self.told[pod.name] = set(configs)
+        self.limits[pod.name] = limits
 
     def hold(self) -> None:
         self.held = {name: set(versions) for name, versions in self.told.items()}
@@ -57,6 +61,7 @@ class World:
         self.cache, self.pods, self.gateways = Cache(), Pods(), Gateways()
         self.reviews: dict[tuple[str, str], Review] = {}
         self.policies: list[Accepted] = []
+        self.tenants: dict[str, dict[str, int]] = {}
         for name in "abc":
             self.cache.put(
                 "InferenceBackend",
@@ -74,6 +79,7 @@ class World:
             self.gateways,  # type: ignore[arg-type]
             accepted=lambda: self.policies,
             tenants=lambda: (),
+            limits=lambda: self.tenants,
             credential=lambda: "secret",
             in_force=lambda: None,
             feedback=("operator", 8082),
@@ -197,3 +203,34 @@ async def test_a_review_is_configured_before_it_is_routed(world: World) -> None:
     assert world.gateways.pushed[-1].policies[0].rules[0].review is None
     assert world.pods.told == {"a1": {version}, "b1": set(), "c1": set()}
     assert world.gateways.pushed[-1].feedback == ("operator", 8082)
+
+
+async def test_an_edit_of_a_tenant_reaches_all_pods_and_moves_no_route(world: World) -> None:
+    world.accept()
+    await world.settle()
+    before, pushed, version = world.routed(), len(world.gateways.pushed), world.pods.limits["a1"]["version"]
+    world.tenants = {"acme": {"weight": 3}}
+    await world.settle()
+    assert world.pods.limits["a1"]["tenants"] == {"acme": {"weight": 3}}
+    assert world.pods.limits["a1"]["version"] != version
+    assert world.pods.limits["b1"] == world.pods.limits["a1"]
+    assert (world.routed(), len(world.gateways.pushed)) == (before, pushed)
+
+
+async def test_a_backends_own_caps_go_to_its_pods_alone(world: World) -> None:
+    world.accept()
+    world.cache.put(
+        "InferenceBackend",
+        {
+            "metadata": {"name": "a", "namespace": "ns", "resourceVersion": "2"},
+            "spec": {
+                "model": {"hostPath": {"path": "/m"}},
+                "fitness": {"dataClasses": [*DataClass]},
+                "limits": {"maxInputTokens": 900},
+            },
+            "status": {"identity": {"digest": DIGEST, "recordedAt": "1"}},
+        },
+    )
+    await world.settle()
+    assert world.pods.limits["a1"]["backend"] == {"maxInputTokens": 900}
+    assert world.pods.limits["b1"]["backend"] == {}

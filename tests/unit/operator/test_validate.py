@@ -79,6 +79,32 @@ def deep(levels: int) -> dict[str, Any]:
         ),
         (deep(40), "InvalidSchema", "spec.rules[0].contract.checks[0].jsonSchema"),
         (deep(5000), "InvalidSchema", "spec.rules[0].contract.checks[0].jsonSchema"),
+        (
+            {"target": {"backend": "a"}, "contract": {"streaming": "Verified"}},
+            "InvalidSpec",
+            "spec.rules[0].contract.streaming",
+        ),
+        (
+            {
+                "target": {"backend": "a"},
+                "contract": {
+                    "streaming": "Draft",
+                    "checks": [{"name": "c", "mustMatch": "a", "severity": "Watch"}],
+                },
+            },
+            "InvalidSpec",
+            "spec.rules[0].contract.streaming",
+        ),
+        (
+            {
+                "target": {"backend": "a"},
+                "contract": {
+                    "checks": [{"name": "c", "mustMatch": "a", "verifier": {"url": "http://facts"}}]
+                },
+            },
+            "InvalidSpec",
+            "spec.rules[0].contract.checks[0]",
+        ),
         (rollout(alpha="0.5"), "InvalidSpec", "spec.rules[0].rollout.alpha"),
         (rollout(alpha="1"), "InvalidSpec", "spec.rules[0].rollout.alpha"),
         (rollout(candidate={"backend": "a"}), "InvalidSpec", "spec.rules[0].rollout.candidate"),

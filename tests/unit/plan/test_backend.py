@@ -95,6 +95,15 @@ def test_backend_json_keeps_to_its_contract(spec: dict[str, Any], model: dict[st
     assert body["engine"]["kvCacheBytes"] == 256 * 2**20
 
 
+def test_offload_is_off_unless_it_is_asked_for() -> None:
+    assert "kvOffloadBytes" not in plan.backend_json(backend())["engine"]
+    told = plan.backend_json(backend(engine={"kvOffloadMemory": "2Gi"}))
+    jsonschema.validate(told, SCHEMA)
+    assert told["engine"]["kvOffloadBytes"] == 2 * 2**30
+    (problem,) = plan.problems(backend(engine={"kvOffloadMemory": "0"}))
+    assert (problem.field, problem.message) == ("spec.engine.kvOffloadMemory", "must be more than zero")
+
+
 def test_model_sources_are_mounted_read_only() -> None:
     claim = pod(backend(model={"persistentVolumeClaim": {"claimName": "models", "path": "smol"}}))
     assert {"name": "model", "persistentVolumeClaim": {"claimName": "models", "readOnly": True}} in claim[
@@ -114,9 +123,68 @@ def test_model_sources_are_mounted_read_only() -> None:
     assert "HF_HUB_OFFLINE" not in env
 
 
+def speculating(draft: dict[str, Any] | None, **spec: Any) -> InferenceBackend:
+    method = "Suffix" if draft is None else "Draft"
+    told = {"method": method, "numTokens": 3, **({} if draft is None else {"draft": draft})}
+    return backend(engine={"speculation": told}, **spec)
+
+
+def test_a_draft_is_brought_in_like_the_model() -> None:
+    told = speculating({"hostPath": {"path": "/models/draft"}, "ggufFile": "d.gguf"})
+    body = plan.backend_json(told)
+    jsonschema.validate(body, SCHEMA)
+    assert body["engine"]["speculation"] == {
+        "method": "Draft",
+        "numTokens": 3,
+        "draft": {"path": "/models/draft", "file": "d.gguf"},
+    }
+    spec = pod(told)
+    mounts = {m["name"]: m["mountPath"] for m in spec["containers"][0]["volumeMounts"]}
+    assert (mounts["model"], mounts["draft"]) == ("/models/model", "/models/draft")
+    image = {"image": {"reference": "reg/d@sha256:1"}}
+    copied = pod(speculating(image, model={"image": {"reference": "reg/m@sha256:1"}}))
+    assert [c["name"] for c in copied["initContainers"]] == ["model", "draft"]
+    assert [c["command"][-1] for c in copied["initContainers"]] == ["/models/model", "/models/draft"]
+
+
+def test_two_models_from_the_hub_share_one_cache_and_one_token() -> None:
+    def hub(repo: str, token: str | None) -> dict[str, Any]:
+        secret = {} if token is None else {"tokenSecret": {"name": token}}
+        return {"huggingFace": {"repo": repo, "revision": "abc", **secret}}
+
+    told = speculating(hub("o/draft", None), model=hub("o/model", "hf"))
+    spec = pod(told)
+    assert [v["name"] for v in spec["volumes"] if v["name"] in ("model", "draft", "token")] == [
+        "model",
+        "token",
+    ]
+    assert plan.backend_json(told)["engine"]["speculation"]["draft"] == {"repo": "o/draft", "revision": "abc"}
+    only = pod(speculating(hub("o/draft", "hf")))
+    env = {e["name"]: e["value"] for e in only["containers"][0]["env"]}
+    assert "HF_HUB_OFFLINE" not in env
+    assert env["HF_TOKEN_PATH"] == "/etc/sluice/huggingface/token"
+    mounts = {m["name"]: m["mountPath"] for m in only["containers"][0]["volumeMounts"]}
+    assert (mounts["model"], mounts["draft"]) == ("/models/model", "/cache/huggingface")
+    (problem,) = plan.problems(speculating(hub("o/draft", "other"), model=hub("o/model", "hf")))
+    assert problem.field == "spec.engine.speculation.draft.huggingFace.tokenSecret"
+
+
+def test_a_draft_has_one_source_and_comes_with_its_method() -> None:
+    assert plan.problems(speculating(None)) == ()
+    jsonschema.validate(plan.backend_json(speculating(None)), SCHEMA)
+    assert "speculation" not in plan.backend_json(backend())["engine"]
+    (problem,) = plan.problems(speculating({}))
+    assert problem.field == "spec.engine.speculation.draft"
+    (problem,) = plan.problems(backend(engine={"speculation": {"method": "Draft"}}))
+    assert problem.field == "spec.engine.speculation.draft"
+    (problem,) = plan.problems(speculating({"hostPath": {"path": "/a/../b"}}))
+    assert problem.field == "spec.engine.speculation.draft.hostPath.path"
+
+
 def test_accelerators_are_requested_and_replaced_in_place() -> None:
     told = backend(
         accelerator={"count": 2},
+        engine={"tensorParallel": 2},
         scheduling={
             "nodeSelector": {"gpu": "h200"},
             "tolerations": [{"key": "gpu", "operator": "Exists"}],
@@ -135,6 +203,10 @@ def test_accelerators_are_requested_and_replaced_in_place() -> None:
     assert spec["runtimeClassName"] == "nvidia"
     assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}} in spec["volumes"]
     assert plan.replaces_in_place(told)
+    engine = plan.backend_json(told)["engine"]
+    assert (engine["tensorParallel"], engine["blockSize"]) == (2, 256)
+    assert plan.backend_json(backend(accelerator={}, engine={"blockSize": 512}))["engine"]["blockSize"] == 512
+    assert "tensorParallel" not in plan.backend_json(backend())["engine"]
 
 
 @pytest.mark.parametrize(

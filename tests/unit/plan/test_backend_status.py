@@ -191,3 +191,19 @@ def test_what_an_autoscaler_reads() -> None:
     pods = (pod("a"), pod("b", terminating=True), pod("c", ready=False))
     told = status(backend(replicas=3), Seen(pods), NOW)
     assert (told.replicas, told.selector) == (2, "sluice.dev/backend=smol")
+
+
+@pytest.mark.parametrize(("tested", "replicas"), [(DIGEST, 5), (OTHER, 0)])
+def test_replicas_are_advised_with_a_quarter_to_spare_by_what_was_tested(tested: str, replicas: int) -> None:
+    known = {
+        "identity": {"digest": DIGEST, "recordedAt": NOW},
+        "capacity": {
+            "safeRequestsPerSecond": "2",
+            "meanSeconds": "1",
+            "concurrency": "2",
+            "identity": tested,
+        },
+    }
+    seen = Seen((pod(),), num_endpoints=1, acked=True, request_rate=8.0)
+    assert status(backend(known), seen, NOW).advised_replicas == replicas
+    assert status(backend({"identity": known["identity"]}), seen, NOW).advised_replicas == 0

@@ -27,19 +27,22 @@ from sluice_operator.plan.budget import (
 
 CASES = json.loads((Path(__file__).parents[3] / "docs/contracts/budget.json").read_text())["cases"]
 SMOL: dict[str, Any] = CASES[0]["config"]
-ENGINE = Engine("bfloat16", False, 2048, 16, 512, 16, 256 * MI)
+ENGINE = Engine("bfloat16", "None", 2048, 16, 512, 16, 256 * MI)
 
 
 def _engine(case: dict[str, Any]) -> Engine:
     e = case["engine"]
     return Engine(
         e["dtype"],
-        e["quantization"] == "Int8",
+        e["quantization"],
         e["maxModelLen"],
         e["maxNumSeqs"],
         e["maxBatchTokens"],
         e["blockSize"],
         e["kvCacheBytes"],
+        e.get("tensorParallel", 1),
+        e.get("kvCacheDtype", "Auto"),
+        num_guesses=e.get("speculation", {}).get("numTokens", 0),
     )
 
 
@@ -120,3 +123,19 @@ def test_what_can_not_be_told_is_an_error_that_says_what_to_do(change: dict[str,
 def test_no_memory_is_no_budget() -> None:
     found = budget(SMOL, ENGINE, memory_bytes=100 * MI)
     assert (found.kv_budget, found.fits) == (0, False)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_host_memory_for_evicted_kv_is_the_pods_own_on_a_cpu_and_not_the_accelerators(num_ranks: int) -> None:
+    config, memory = CASES[0]["config"], 6 * 1024 * MI
+    off = replace(ENGINE, tensor_parallel=num_ranks)
+    on = replace(off, kv_offload_bytes=300 * MI)
+    without, found = (budget(config, engine, memory_bytes=memory) for engine in (off, on))
+    assert (without.host_pool, found.host_pool) == (0, 300 * MI // num_ranks)
+    assert found.total - without.total == found.host_pool
+    assert without.kv_budget is not None
+    assert found.kv_budget is not None
+    # In whole blocks.
+    assert abs(without.kv_budget - found.kv_budget - found.host_pool) < 16 * without.bytes_per_token
+    told = [budget(config, engine, memory_bytes=memory, accelerated=True) for engine in (off, on)]
+    assert told[0] == told[1]

@@ -25,6 +25,8 @@ from unit.plan.routes_world import (
     settled,
 )
 
+FACTS = {"name": "facts", "verifier": {"url": "http://facts/v1"}}
+
 
 def test_one_rule() -> None:
     _, made = settled(inputs(policy(), a=[pod("a1")]))
@@ -51,6 +53,52 @@ def test_pod_configs_keep_to_their_contract_and_name_themselves() -> None:
     assert config["sampling"] == {"temperature": 0.5, "maxTokens": 7}
     later = replace(given, scopes={"ns": {"team": CacheScopeSpec(epoch=5)}})
     assert set(plan(later).configs["ns/a"]).isdisjoint(plan(given).configs["ns/a"])
+
+
+def test_a_rule_that_streams_at_once_is_told_as_ever() -> None:
+    """An older pod goes on; it refuses only what it can't keep to."""
+    checks = [{"name": "re", "mustMatch": "x"}]
+    versions = []
+    for contract in ({"checks": checks}, {"checks": checks, "streaming": "Immediate"}):
+        [config] = plan(inputs(policy(contract=contract), a=[pod("a1")])).configs["ns/a"].values()
+        assert "streaming" not in config
+        versions.append(config["version"])
+    assert versions[0] == versions[1]
+
+
+@pytest.mark.parametrize("streaming", ["Verified", "Draft"])
+def test_verifiers_and_streaming_reach_the_pods(streaming: str) -> None:
+    told = policy(contract={"streaming": streaming, "checks": [FACTS]})
+    [config] = plan(inputs(told, a=[pod("a1")])).configs["ns/a"].values()
+    jsonschema.validate(config, SCHEMA)
+    assert config["streaming"] == streaming
+    assert config["contract"] == [
+        {
+            "name": "facts",
+            "kind": "Verifier",
+            "hard": True,
+            "verifier": {"url": "http://facts/v1", "timeoutSeconds": 5},
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("streaming", "timeouts", "seconds"),
+    [
+        ("Immediate", {}, 120 + 5),
+        ("Draft", {"idleSeconds": 1}, 1 + 5),
+        ("Verified", {}, 3600),
+        ("Verified", {"idleSeconds": 30}, 3600),
+        ("Verified", {"totalSeconds": 900}, 900),
+        ("Verified", {"idleSeconds": 60, "totalSeconds": 30}, 60),
+    ],
+)
+def test_the_gateway_waits_for_what_is_held(streaming: str, timeouts: dict[str, int], seconds: int) -> None:
+    told = policy(contract={"streaming": streaming, "checks": [FACTS]}, timeouts=timeouts)
+    _, made = settled(inputs(told, a=[pod("a1")]))
+    [rule] = made.state.policies[0].rules
+    assert rule.idle_seconds == seconds
+    assert rule.total_seconds == timeouts.get("totalSeconds")
 
 
 def test_routes_move_only_when_all_pods_hold_or_patience_ends() -> None:

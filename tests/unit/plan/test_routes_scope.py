@@ -197,11 +197,15 @@ def configured(switches: list[dict[str, Any]], scope: CacheScopeSpec | None = No
 
 
 def test_switches_reach_the_pods_in_order_and_name_a_new_version() -> None:
-    off = {"features": {"prefixCache": False}, "tasks": ["sql", "code"]}
+    off = {"features": {"prefixCache": False, "speculation": False}, "tasks": ["sql", "code"]}
     on = {"features": {"prefixCache": True}, "tenants": ["acme"]}
     config = configured([off, on])
     assert config["switches"] == [
-        {"tasks": ["code", "sql"], "tenants": [], "features": {"prefixCache": False}},
+        {
+            "tasks": ["code", "sql"],
+            "tenants": [],
+            "features": {"prefixCache": False, "speculation": False},
+        },
         {"tasks": [], "tenants": ["acme"], "features": {"prefixCache": True}},
     ]
     versions = {configured(switches)["version"] for switches in ([], [off], [off, on], [on, off])}

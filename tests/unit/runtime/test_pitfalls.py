@@ -13,6 +13,7 @@ COVERED: dict[str, tuple[str, ...]] = {
     "vllm 48853: a character cut across tokens": (
         "engine/test_detokenizer.py::test_a_character_cut_across_tokens_comes_whole",
         "engine/test_engine.py::test_whole_characters_are_streamed",
+        "conformance/test_verified_engine.py::test_a_held_answer_is_the_answer",
     ),
     "vllm 3574: the beginning of a stop string leaked": (
         "engine/test_detokenizer.py::test_the_result_does_not_depend_on_the_cuts",
@@ -22,6 +23,8 @@ COVERED: dict[str, tuple[str, ...]] = {
     "vllm 54947: a client that left kept the engine busy": (
         "conformance/test_client.py::test_a_client_that_leaves_gives_its_kv_back",
         "server/test_streaming.py::test_a_client_that_leaves_is_cancelled",
+        "server/test_verified.py::test_a_client_that_leaves_while_it_is_verified",
+        "conformance/test_verified_engine.py::test_a_client_that_leaves_while_it_is_generated",
     ),
     "llm-d-router 1389, vllm 53347: the tenant salt": (
         "engine/test_engine.py::test_scopes_do_not_share",

@@ -282,3 +282,34 @@ async def test_a_client_that_leaves_is_recorded(world: Any, eventually: Any, str
     (request,) = await final_records(world, eventually, "request", 1)
     assert (attempt.outcome, request.outcome) == ("cancelled", "cancelled")
     assert request.status == (200 if streaming else 0)
+
+
+async def test_pods_are_told_how_long_the_rule_waits(world: Any) -> None:
+    """What is left of it, where the first pod took its time to fail."""
+
+    async def slow_failure(request: web.Request) -> web.StreamResponse:
+        if request.headers["x-envoy-attempt-count"] != "1":
+            return web.json_response({})
+        await asyncio.sleep(0.3)
+        return web.json_response({}, status=503)
+
+    await world.push(world.state(replace(PLAIN, total_seconds=30, retries=1)))
+    world.pods["stable"].answer = slow_failure
+    assert (await world.chat()).status == 200
+    first, second = (int(h["x-envoy-expected-rq-timeout-ms"]) for h in world.seen("stable"))
+    assert 29_000 < first <= 30_000
+    assert second <= first - 250
+
+
+async def test_a_tenants_own_cap_is_told_from_a_full_queue(world: Any, eventually: Any) -> None:
+    async def limited(request: web.Request) -> web.StreamResponse:
+        headers = {"x-sluice-limited": "tenant"} if request.headers["x-sluice-task"] == "kyc" else {}
+        return web.json_response({}, status=429, headers=headers)
+
+    await world.push(world.state(PLAIN))
+    world.pods["stable"].answer = limited
+    for task in ("kyc", "chat"):
+        assert (await world.chat(headers={"sluice-task": task})).status == 429
+    attempts = await final_records(world, eventually, "attempt", 2)
+    assert {r.task: r.limited for r in attempts} == {"kyc": True, "chat": False}
+    assert {r.outcome for r in attempts} == {"rejected"}

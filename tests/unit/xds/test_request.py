@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ async def test_context_headers_replace_what_the_client_sent(world: Any) -> None:
         "x-sluice-arm": "candidate",
         "x-sluice-mirror": "1",
         "x-sluice-anything": "1",
+        "x-sluice-time": "1.5",
         "x-request-id": "mine",
         "Host": "x-shadow",
         "x-envoy-max-retries": "9",
@@ -28,11 +30,15 @@ async def test_context_headers_replace_what_the_client_sent(world: Any) -> None:
         "sluice-risk": "Low",
         "sluice-conversation": "c 1",
         "sluice-user-time": "1700000000",
+        "sluice-stages": "retrieval=0.5, rerank=0.25",
+        "sluice-timeout": "2.5",
+        "x-envoy-expected-rq-timeout-ms": "1",
     }
     answer = await world.chat(headers=spoofed)
     assert answer.status == 200, answer.text
     (headers,) = world.seen("stable")
     ours = {k: v for k, v in headers.items() if k.startswith(("x-sluice-", "sluice-"))}
+    assert re.fullmatch(r"[0-9]{10}\.[0-9]{6}", ours.pop("x-sluice-time"))
     assert ours == {
         "x-sluice-tenant": "acme",
         "x-sluice-domain": "finance",
@@ -40,6 +46,7 @@ async def test_context_headers_replace_what_the_client_sent(world: Any) -> None:
         "x-sluice-data-class": "Internal",
         "x-sluice-risk": "Low",
         "x-sluice-conversation": "c 1",
+        "x-sluice-timeout": "2.5",
         "x-sluice-policy": "ns/policy",
         "x-sluice-rule": "all",
         "x-sluice-arm": "stable",
@@ -47,12 +54,14 @@ async def test_context_headers_replace_what_the_client_sent(world: Any) -> None:
         "x-sluice-attempt": "",
         "x-sluice-credential": "pod-secret%",
         "sluice-user-time": "1700000000",
+        "sluice-stages": "retrieval=0.5, rerank=0.25",
     }
     assert headers["host"] == "stable.ns"
     assert headers["x-request-id"] != "mine"
     assert len(headers["x-request-id"]) == 36
     assert "authorization" not in headers
-    assert not [h for h in headers if h in ("x-envoy-max-retries", "x-envoy-upstream-rq-timeout-ms")]
+    steering = ("x-envoy-max-retries", "x-envoy-upstream-rq-timeout-ms", "x-envoy-expected-rq-timeout-ms")
+    assert not [h for h in headers if h in steering]
     assert answer.headers["x-request-id"] == headers["x-request-id"]
 
 

@@ -114,6 +114,13 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """Sets how many threads compute; back to one afterwards."""
+    yield torch.set_num_threads
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True)
 def books_are_right(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """After every test each scheduler that it made must be sound, and hold no KV unless somebody runs."""
@@ -192,9 +199,12 @@ def make_engine(llama: Oracle, tokenizer: Tokenizer) -> Iterator[Callable[..., E
     """Started engines; at the end each must be alive, sound, and back at its baseline."""
     engines: list[Engine] = []
 
-    def make(*, model: Any = None, eos: frozenset[int] = frozenset(), **config: Any) -> Engine:
+    def make(
+        *, model: Any = None, eos: frozenset[int] = frozenset(), draft: Any = None, **config: Any
+    ) -> Engine:
         options: dict[str, Any] = {"num_kv_blocks": 256, "block_size": 4, "num_threads": 1} | config
-        engine = Engine(loaded(model or llama.model, tokenizer, eos), EngineConfig(**options))
+        drafting = None if draft is None else loaded(draft, tokenizer, eos)
+        engine = Engine(loaded(model or llama.model, tokenizer, eos), EngineConfig(**options), draft=drafting)
         engine.start()
         engines.append(engine)
         return engine
@@ -206,9 +216,12 @@ def make_engine(llama: Oracle, tokenizer: Tokenizer) -> Iterator[Callable[..., E
         assert engine.load().kv_blocks_used == 0
         assert engine.load().num_running == engine.load().num_waiting == 0
         engine._scheduler.check_integrity()
+        if engine._speculator is not None:
+            engine._speculator.check_integrity()
+            assert engine._speculator.num_held == 0
 
 
-_OWN_FIELDS = ("deadline", "prefix_cache", "tenant", "weight", "priority")
+_OWN_FIELDS = ("deadline", "prefix_cache", "tenant", "weight", "priority", "grammar", "task", "speculation")
 
 
 def request(

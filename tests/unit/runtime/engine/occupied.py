@@ -31,11 +31,13 @@ def main(directory: str, settings: str) -> None:
     from sluice_runtime import launch, models  # noqa: F401 - the server is part of what a pod holds
     from sluice_runtime.engine.engine import Engine
     from sluice_runtime.engine.plan import ScheduledChunk
-    from sluice_runtime.engine.types import EngineConfig
+    from sluice_runtime.engine.types import EngineConfig, KvCacheDtype
 
     e = json.loads(settings)
     source = models.ModelSource(
-        path=Path(directory), dtype=e["dtype"], quantization="int8" if e["quantization"] == "Int8" else None
+        path=Path(directory),
+        dtype=e["dtype"],
+        quantization=None if e["quantization"] == "None" else e["quantization"],
     )
     loaded = models.load(source)
     config = EngineConfig(
@@ -45,6 +47,7 @@ def main(directory: str, settings: str) -> None:
         kv_cache_bytes=e["kvCacheBytes"],
         max_model_len=e["maxModelLen"],
         num_threads=1,
+        kv_cache_dtype=KvCacheDtype(e["kvCacheDtype"]),
     )
     engine = Engine(loaded, config)
     engine._warm_up()

@@ -126,7 +126,7 @@ def simulate(
         now += base_s + token_s * plan.num_tokens
         for chunk in plan.chunks:
             outcome.tokens.append((now, live[chunk.request_id][0].tenant, len(chunk.token_ids)))
-        events = scheduler.update_from_output(plan, {c.request_id: 7 for c in plan.chunks if c.samples})
+        events = scheduler.update_from_output(plan, {c.request_id: [7] for c in plan.chunks if c.samples})
         for event in events:
             arrival, at = live[event.request_id]
             if event.request_id in last:

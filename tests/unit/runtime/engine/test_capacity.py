@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from sluice_runtime.capacity import (
     workspace_bytes,
 )
 from sluice_runtime.engine import machine
-from sluice_runtime.engine.runner import ModelRunner, num_kv_blocks
+from sluice_runtime.engine.runner import ModelRunner, num_host_slots, num_kv_blocks
 from sluice_runtime.engine.types import EngineConfig
 from sluice_runtime.models import OutOfMemory
 from unit.runtime.engine.conftest import ARCHITECTURES, Oracle
@@ -31,11 +32,17 @@ MI = 2**20
 def _of(case: dict[str, Any]) -> tuple[Any, Limits]:
     config, engine = case["config"], case["engine"]
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    layers = [(config["num_key_value_heads"], head_dim, head_dim)] * config["num_hidden_layers"]
+    num_ranks = engine.get("tensorParallel", 1)
+    layers = [(config["num_key_value_heads"] // num_ranks, head_dim, head_dim)] * config["num_hidden_layers"]
     dtype_bytes = {"bfloat16": 2, "float32": 4}[engine["dtype"]]
-    sizes = sizes_of(SimpleNamespace(**config), layers, config["vocab_size"], dtype_bytes)
+    sizes = sizes_of(SimpleNamespace(**config), layers, config["vocab_size"], dtype_bytes, num_ranks)
+    sizes = replace(sizes, quantized_kv=engine.get("kvCacheDtype", "Auto") != "Auto")
     return sizes, Limits(
-        engine["maxModelLen"], engine["maxNumSeqs"], engine["maxBatchTokens"], engine["blockSize"]
+        engine["maxModelLen"],
+        engine["maxNumSeqs"],
+        engine["maxBatchTokens"],
+        engine["blockSize"],
+        engine.get("speculation", {}).get("numTokens", 0),
     )
 
 
@@ -45,12 +52,14 @@ def test_the_contracts_examples(case: dict[str, Any]) -> None:
     assert sizes.bytes_per_token == want["bytesPerToken"]
     assert activation_bytes(sizes, limits) == want["activations"]
     assert workspace_bytes(sizes, limits, want["kvTokens"]) == want["workspace"]
-    num_blocks = case["engine"]["kvCacheBytes"] // (sizes.bytes_per_token * limits.block_size)
+    num_ranks = case["engine"].get("tensorParallel", 1)
+    num_blocks = case["engine"]["kvCacheBytes"] // num_ranks // (sizes.bytes_per_token * limits.block_size)
     assert num_blocks == want["numBlocks"]
     if case["memoryBytes"] is not None:
         # What is left once weights and the process are in memory.
-        available = case["memoryBytes"] - want["weights"] - want["context"]
-        assert kv_budget(sizes, limits, available, case["memoryBytes"]) == want["kvBudget"]
+        limit = case["memoryBytes"] // num_ranks
+        available = limit - want["weights"] - want["context"]
+        assert kv_budget(sizes, limits, available, limit) == want["kvBudget"]
 
 
 def test_the_least_that_is_left_is_nothing() -> None:
@@ -71,7 +80,7 @@ def test_a_loaded_model_has_the_sizes_of_its_configuration(
 
 def test_kv_beyond_the_budget_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes, limits = _of(CASES[0])
-    monkeypatch.setattr(machine, "memory_available", lambda: 1000 * MI)
+    monkeypatch.setattr(machine, "memory_available", lambda **_: 1000 * MI)
     monkeypatch.setattr(machine, "memory_limit", lambda: 2048 * MI)
     most = kv_budget(sizes, limits, 1000 * MI, 2048 * MI)
     assert 600 * MI < most < 900 * MI
@@ -84,3 +93,20 @@ def test_kv_beyond_the_budget_does_not_start(monkeypatch: pytest.MonkeyPatch) ->
     left = kv_budget(sizes, Limits(2048, 32, 512, 16), 1000 * MI, 2048 * MI)
     assert num_kv_blocks(wide, sizes, 2048) == left // block, "all that is left"
     assert num_kv_blocks(EngineConfig(**(options | {"max_num_seqs": 2})), sizes, 2048) == 2 * 128
+
+
+def test_the_host_pool_is_taken_off_what_kv_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, limits = _of(CASES[0])
+    monkeypatch.setattr(machine, "memory_available", lambda **_: 1000 * MI)
+    monkeypatch.setattr(machine, "memory_limit", lambda: 2048 * MI)
+    options: dict[str, Any] = {"max_num_seqs": 16, "max_batch_tokens": 512, "block_size": 16}
+    most = kv_budget(sizes, limits, 700 * MI, 2048 * MI)
+    config = EngineConfig(kv_cache_bytes=most, kv_offload_bytes=300 * MI, **options)
+    block = sizes.bytes_per_token * 16
+    assert num_kv_blocks(config, sizes, 2048) == most // block
+    assert num_host_slots(config, sizes) == 300 * MI // block
+    assert num_host_slots(replace(config, num_ranks=3), sizes) == 100 * MI // block
+    with pytest.raises(OutOfMemory, match="lower kvCacheMemory"):
+        num_kv_blocks(replace(config, kv_offload_bytes=301 * MI), sizes, 2048)
+    with pytest.raises(OutOfMemory, match="kvOffloadMemory needs 1,001 MiB and 1,000 MiB of memory are left"):
+        num_kv_blocks(replace(config, kv_offload_bytes=1001 * MI), sizes, 2048)

@@ -18,7 +18,15 @@ pytestmark = pytest.mark.model
 _PROGRAM = Path(__file__).parent / "occupied.py"
 
 
-def _compare(directory: Path, dtype: str, quantization: str, num_seqs: int, kv_mib: int, length: int) -> None:
+def _compare(
+    directory: Path,
+    dtype: str,
+    quantization: str,
+    num_seqs: int,
+    kv_mib: int,
+    length: int,
+    kv_cache_dtype: str = "Auto",
+) -> None:
     settings: dict[str, Any] = {
         "dtype": dtype,
         "quantization": quantization,
@@ -27,6 +35,7 @@ def _compare(directory: Path, dtype: str, quantization: str, num_seqs: int, kv_m
         "maxBatchTokens": 256,
         "blockSize": 16,
         "kvCacheBytes": kv_mib * 2**20,
+        "kvCacheDtype": kv_cache_dtype,
     }
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     run = subprocess.run(
@@ -38,7 +47,8 @@ def _compare(directory: Path, dtype: str, quantization: str, num_seqs: int, kv_m
     )
     assert run.returncode == 0, run.stderr[-2000:]
     measured = json.loads(run.stdout.splitlines()[-1])
-    engine = Engine(dtype, quantization == "Int8", length, num_seqs, 256, 16, settings["kvCacheBytes"])
+    kv_bytes = settings["kvCacheBytes"]
+    engine = Engine(dtype, quantization, length, num_seqs, 256, 16, kv_bytes, kv_cache_dtype=kv_cache_dtype)
     config = json.loads((directory / "config.json").read_text())
     found = budget(config, engine, memory_bytes=None)
     off = found.total / measured["bytes"] - 1
@@ -50,16 +60,22 @@ def _compare(directory: Path, dtype: str, quantization: str, num_seqs: int, kv_m
 
 
 @pytest.mark.parametrize(
-    ("dtype", "quantization", "num_seqs", "kv_mib"),
+    ("dtype", "quantization", "num_seqs", "kv_mib", "kv_cache_dtype"),
     [
-        ("bfloat16", "None", 8, 64),
-        ("bfloat16", "None", 16, 256),
-        ("float32", "None", 8, 256),
-        ("bfloat16", "Int8", 8, 128),
+        ("bfloat16", "None", 8, 64, "Auto"),
+        ("bfloat16", "None", 16, 256, "Auto"),
+        ("float32", "None", 8, 256, "Auto"),
+        ("bfloat16", "Int8", 8, 128, "Auto"),
+        ("bfloat16", "Int4", 8, 64, "Auto"),
+        ("bfloat16", "W8A8", 8, 64, "Auto"),
+        ("bfloat16", "None", 8, 128, "Int8"),
+        ("bfloat16", "None", 8, 128, "Fp8"),
     ],
 )
-def test_the_real_model(smollm2: Path, dtype: str, quantization: str, num_seqs: int, kv_mib: int) -> None:
-    _compare(smollm2, dtype, quantization, num_seqs, kv_mib, 2048)
+def test_the_real_model(
+    smollm2: Path, dtype: str, quantization: str, num_seqs: int, kv_mib: int, kv_cache_dtype: str
+) -> None:
+    _compare(smollm2, dtype, quantization, num_seqs, kv_mib, 2048, kv_cache_dtype)
 
 
 @pytest.mark.parametrize(("dtype", "kv_mib"), [("float32", 64), ("bfloat16", 200)])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from sluice_runtime.engine.linear import PackedPart, pack_bfloat16, quantize_int8, weight_bytes
+from sluice_runtime.engine.linear import PackedPart, pack_bfloat16, quantize, weight_bytes
 
 
 class Block(nn.Module):
@@ -55,7 +55,7 @@ def test_int8_is_close_and_a_row_does_not_see_its_neighbours(num_rows: int, dtyp
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(64, 96)).to(dtype)
     int8 = copy.deepcopy(plain)
-    quantize_int8(int8)
+    quantize(int8, "Int8")
     x = torch.randn(num_rows, 64).to(dtype)
     error = (plain(x) - int8(x)).abs().max() / plain(x).abs().max()
     assert error < 0.02

@@ -187,7 +187,8 @@ def test_identity_follows_files_and_settings_and_nothing_else(directory: Path, t
     base = _load(directory).identity
     assert base == _load(directory).identity
     assert base != _load(directory, dtype="bfloat16").identity
-    assert base != _load(directory, quantization="int8").identity
+    kinds = {_load(directory, quantization=kind).identity for kind in ("Int8", "Int4", "W8A8")}
+    assert len(kinds | {base}) == 4
     template = tmp_path / "t.jinja"
     template.write_text("{{ 1 }}")
     assert base != _load(directory, chat_template=template).identity
@@ -207,7 +208,7 @@ def test_a_chat_template_may_be_replaced(directory: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_int8_stays_close_and_takes_less_memory(directory: Path, dtype: str, llama: Any) -> None:
-    exact, quantised = _load(directory, dtype=dtype), _load(directory, dtype=dtype, quantization="int8")
+    exact, quantised = _load(directory, dtype=dtype), _load(directory, dtype=dtype, quantization="Int8")
     assert quantised.weight_bytes < exact.weight_bytes
     ids = torch.arange(20)[None]
     with torch.inference_mode():

@@ -57,9 +57,9 @@ def _serve(
         plan = scheduler.schedule(0.0)
         if plan.chunks:
             logits, ids = runner.execute(plan.chunks)
-            tokens = dict(zip(ids, logits.argmax(-1).tolist(), strict=True))
+            tokens = dict(zip(ids, ([i] for i in logits.argmax(-1).tolist()), strict=True))
             for event in scheduler.update_from_output(plan, tokens):
-                output[event.request_id].append(event.token_id)
+                output[event.request_id] += event.token_ids
         scheduler.check_integrity()
         if not left and not scheduler.num_running and not scheduler.num_waiting:
             break
@@ -174,5 +174,5 @@ def test_kv_is_allocated_once(llama: Any) -> None:
     while scheduler.num_waiting or scheduler.num_running:
         plan = scheduler.schedule(0.0)
         runner.execute(plan.chunks)
-        scheduler.update_from_output(plan, {"a": 1})
+        scheduler.update_from_output(plan, {"a": [1]})
     assert pointers == [t.data_ptr() for t in (*cache.keys, *cache.values)]

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sluice_runtime.engine.blocks import BlockManager
 from sluice_runtime.engine.engine import Engine
 from sluice_runtime.engine.runner import ModelRunner
+from sluice_runtime.engine.sampler import SamplerState
 from sluice_runtime.engine.scheduler import Scheduler
+from sluice_runtime.engine.speculation.draft import Draft
+from sluice_runtime.engine.speculation.proposer import Proposer, Wanted
+from sluice_runtime.engine.speculation.suffix import Suffix
+from sluice_runtime.engine.speculation.verification import Guessed, verify
 from sluice_runtime.engine.types import EngineRequest, FinishReason, OutputChunk, SamplingParams
 from unit.runtime.engine.conftest import ARCHITECTURES, Oracle
 
 NUM_OUTPUT = 9
+GUESSES = ("none", "suffix", "random", "stranger", "same")
 Get = Callable[[str], Oracle]
 Request = Callable[..., EngineRequest]
 
@@ -33,10 +41,55 @@ def _prompts(rng: random.Random, num: int) -> list[tuple[int, ...]]:
     return prompts
 
 
+class RandomGuesses:
+    """A proposer that is mostly wrong, and sometimes right by chance: of few tokens, any length."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def propose(self, wanted: Sequence[Wanted]) -> dict[str, list[int]]:
+        return {w.request_id: [self._guess(w) for _ in range(self._rng.randrange(5))] for w in wanted}
+
+    def _guess(self, wanted: Wanted) -> int:
+        return self._rng.choice([*wanted.token_ids[-3:], self._rng.randrange(300)])
+
+    def forget(self, request_id: str) -> None: ...
+
+    num_held = 0
+
+    def check_integrity(self) -> None: ...
+
+
+def _proposer(kind: str, oracle: Oracle, rng: random.Random, num_blocks: int, size: int) -> Proposer | None:
+    if kind == "none":
+        return None
+    if kind == "suffix":
+        return Suffix()
+    if kind == "random":
+        return RandomGuesses(rng)
+    model = copy.deepcopy(oracle.reference)
+    if kind == "stranger":  # half right: the same model with noise in its head
+        with torch.no_grad():
+            head = model.get_output_embeddings().weight
+            head += 0.1 * torch.randn(head.shape, generator=torch.Generator().manual_seed(1))
+    runner = ModelRunner(model, size)
+    runner.allocate_kv(num_blocks)
+    blocks = BlockManager(num_blocks, size)
+    return Draft(runner, blocks, vocab_size=300, max_batch_tokens=rng.choice([8, 100]))
+
+
 def _serve(
-    model: Any, requests: list[EngineRequest], rng: random.Random, cancelled: set[str], **limits: int
+    oracle: Oracle,
+    requests: list[EngineRequest],
+    rng: random.Random,
+    cancelled: set[str],
+    guesses: str = "none",
+    **limits: int,
 ) -> tuple[dict[str, list[int]], Counter[str]]:
     """Greedy output of each request; arrivals, cancels and the prompt budget of each step are drawn."""
+    model = oracle.model
+    proposer = _proposer(guesses, oracle, rng, limits["num_blocks"], limits["block_size"])
+    seen = Counter[str]()
     runner = ModelRunner(model, limits["block_size"])
     runner.allocate_kv(limits["num_blocks"])
     scheduler = Scheduler(
@@ -48,6 +101,7 @@ def _serve(
         burst_tokens=8,
     )
     output: dict[str, list[int]] = {r.request_id: [] for r in requests}
+    params_of = {r.request_id: r.sampling for r in requests}
     arrivals = {r.request_id: rng.randrange(14) for r in requests}
     cancels = {i: arrivals[i] + rng.randrange(1, 20) for i in sorted(cancelled)}
     for step in range(5000):
@@ -57,17 +111,41 @@ def _serve(
         for request_id, at in cancels.items():
             if at == step:
                 scheduler.finish(request_id)
-        plan = scheduler.schedule(float(step), rng.choice([None, 1, 5]))
+        drafts: dict[str, list[int]] = {}
+        if proposer is not None:
+            streams = [s for s in scheduler.running() if s.num_lacking == 1]
+            params = SamplingParams(max_tokens=NUM_OUTPUT, temperature=0.0)
+            drafts = proposer.propose(
+                [Wanted(s.request_id, s.token_ids, 3, params, lambda _: 0.0) for s in streams]
+            )
+            proposer.check_integrity()
+        plan = scheduler.schedule(float(step), rng.choice([None, 1, 5]), drafts)
         if plan.chunks:
-            logits, ids = runner.execute(plan.chunks)
-            tokens = dict(zip(ids, logits.argmax(-1).tolist(), strict=True))
+            logits, rows = runner.execute(plan.chunks)
+            chunk_of = {c.request_id: c for c in plan.chunks}
+            ids = list(dict.fromkeys(rows))
+            guessed = [Guessed(SamplerState(params_of[i]), chunk_of[i].drafted) for i in ids]
+            tokens = {
+                i: [each.token_id for each in own]
+                for i, own in zip(ids, verify(logits, guessed), strict=True)
+                if isinstance(own, list)
+            }
             for event in scheduler.update_from_output(plan, tokens):
-                output[event.request_id].append(event.token_id)
+                output[event.request_id] += event.token_ids
+                seen["drafted"] += chunk_of[event.request_id].num_drafted
+                seen["right"] += len(event.token_ids) - 1
         scheduler.check_integrity()
+        if proposer is not None:
+            for request_id in output.keys() - {s.request_id for s in scheduler.running()}:
+                if scheduler.get(request_id) is None:
+                    proposer.forget(request_id)
+            proposer.check_integrity()
         if step > 13 and not scheduler.num_running and not scheduler.num_waiting:
             break
     assert scheduler.blocks.num_used == 0
-    seen = Counter(
+    if isinstance(proposer, Draft):
+        assert proposer.blocks.num_used == 0
+    seen += Counter(
         preempted=scheduler.num_preemptions_total,
         recomputed=scheduler.num_recomputed_tokens_total,
         hits=scheduler.prefix_hit_tokens_total,
@@ -104,10 +182,11 @@ def test_any_mix_gives_what_generate_gives_each_request_alone(
     block_size, max_num_seqs = data.draw(st.sampled_from([1, 3, 8])), data.draw(st.integers(1, 5))
     longest = max(map(len, prompts)) + NUM_OUTPUT
     output, _ = _serve(
-        oracle.model,
+        oracle,
         requests,
         rng,
         cancelled,
+        data.draw(st.sampled_from(GUESSES)),
         block_size=block_size,
         max_num_seqs=max_num_seqs,
         max_batch_tokens=max_num_seqs + data.draw(st.sampled_from([0, 1, 9, 60])),
@@ -130,10 +209,11 @@ def test_near_ties_are_rare_and_preemptions_and_hits_are_met(architecture: str, 
             for i, (p, t) in enumerate(zip(_prompts(rng, 8), "abababab", strict=True))
         ]
         output, seen = _serve(
-            oracle.model,
+            oracle,
             requests,
             rng,
             set(),
+            "stranger" if seed else "none",
             block_size=4,
             max_num_seqs=5,
             max_batch_tokens=20,
@@ -146,6 +226,7 @@ def test_near_ties_are_rare_and_preemptions_and_hits_are_met(architecture: str, 
     assert total["preempted"] > 0
     assert total["recomputed"] > 0
     assert total["hits"] > 0
+    assert 0 < total["right"] < total["drafted"]
     assert oracle.num_near_ties - before <= num_answers // 16
 
 

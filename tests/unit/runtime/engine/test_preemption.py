@@ -32,7 +32,7 @@ def _scheduler(num_blocks: int, **options: Any) -> Scheduler:
 
 def _step(scheduler: Scheduler, token: int = 5, now: float = 0.0) -> SchedulerOutput:
     plan = scheduler.schedule(now)
-    scheduler.update_from_output(plan, {c.request_id: token for c in plan.chunks if c.samples})
+    scheduler.update_from_output(plan, {c.request_id: [token] for c in plan.chunks if c.samples})
     scheduler.check_integrity()
     return plan
 
@@ -79,9 +79,9 @@ def test_the_youngest_gives_way_and_goes_on_where_it_was(request_of: Make) -> No
         resumed += plan.resumed
         for chunk in plan.chunks:
             starts[chunk.request_id].append(chunk.start)
-        sampled = {c.request_id: step for c in plan.chunks if c.samples}
+        sampled = {c.request_id: [step] for c in plan.chunks if c.samples}
         for event in scheduler.update_from_output(plan, sampled):
-            shown[event.request_id].append(event.token_id)
+            shown[event.request_id] += event.token_ids
         scheduler.check_integrity()
         if not scheduler.num_running and not scheduler.num_waiting:
             break
@@ -288,10 +288,15 @@ class PreemptionMachine(RuleBasedStateMachine):
         self.open[request_id] = request
         self.shown[request_id] = []
 
-    def _run(self, limit: int | None, fail: bool) -> SchedulerOutput:
+    def _run(self, limit: int | None, fail: bool, guesses: tuple[int, int] = (0, 0)) -> SchedulerOutput:
         self.now += 1
+        num_right, num_wrong = guesses
+        drafts = {
+            s.request_id: [100 + s.num_output_tokens + i for i in range(num_right)] + [7] * num_wrong
+            for s in self.scheduler.running()
+        }
         oldest = min((s for s in self.scheduler.running()), key=lambda s: s.arrival, default=None)
-        plan = self.scheduler.schedule(self.now, limit)
+        plan = self.scheduler.schedule(self.now, limit, drafts)
         assert plan.num_tokens <= self.BUDGET
         assert self.scheduler.num_running <= self.SEQS
         ids = [c.request_id for c in plan.chunks]
@@ -311,22 +316,30 @@ class PreemptionMachine(RuleBasedStateMachine):
             assert state is not None
             assert tuple(state.token_ids[: len(state.request.prompt_ids)]) == state.request.prompt_ids
             if chunk.samples:
-                sampled[chunk.request_id] = 100 + state.num_output_tokens
+                # Of what was drafted some is right, and the next token follows.
+                first = 100 + state.num_output_tokens
+                wanted = list(range(first, first + chunk.num_sampled))
+                num_right = sum(a == b for a, b in zip(chunk.drafted, wanted, strict=False))
+                sampled[chunk.request_id] = wanted[: num_right + 1]
         if fail and sampled:
             failed = min(sampled)
             del sampled[failed], self.open[failed]
             self.scheduler.finish(failed)
         for event in self.scheduler.update_from_output(plan, sampled):
-            self.shown[event.request_id].append(event.token_id)
+            self.shown[event.request_id] += event.token_ids
             if event.finish_reason is not None:
                 request = self.open.pop(event.request_id)
                 num = request.sampling.max_tokens
                 assert self.shown[event.request_id] == list(range(100, 100 + num))
         return plan
 
-    @rule(limit=st.sampled_from([None, 1, 3]), fail=st.booleans())
-    def step(self, limit: int | None, fail: bool) -> None:
-        plan = self._run(limit, fail)
+    @rule(
+        limit=st.sampled_from([None, 1, 3]),
+        fail=st.booleans(),
+        guesses=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    )
+    def step(self, limit: int | None, fail: bool, guesses: tuple[int, int]) -> None:
+        plan = self._run(limit, fail, guesses)
         assert plan.chunks or not self.open, "work is there and nothing runs"
 
     @precondition(lambda self: self.open)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any
 
 import pytest
@@ -36,7 +37,7 @@ def _shape(plan: SchedulerOutput) -> list[tuple[str, int, int, bool]]:
 
 def _step(scheduler: Scheduler, token: int = 5) -> list[tuple[str, int, int, bool]]:
     plan = scheduler.schedule(0.0)
-    scheduler.update_from_output(plan, {c.request_id: token for c in plan.chunks if c.samples})
+    scheduler.update_from_output(plan, {c.request_id: [token] for c in plan.chunks if c.samples})
     scheduler.check_integrity()
     return _shape(plan)
 
@@ -122,7 +123,7 @@ def test_why_a_request_ends(
     scheduler.add(request_of("a", (1, 2), 4, **options))
     events = []
     for token in tokens:
-        events += scheduler.update_from_output(scheduler.schedule(0.0), {"a": token})
+        events += scheduler.update_from_output(scheduler.schedule(0.0), {"a": [token]})
     assert [e.finish_reason for e in events] == [None] * (num_output - 1) + [reason]
     assert scheduler.num_running == 0
 
@@ -133,7 +134,7 @@ def test_a_request_that_ended_during_the_step_is_skipped(request_of: Make) -> No
     plan = scheduler.schedule(0.0)
     assert scheduler.finish("a") is not None
     assert scheduler.finish("a") is None
-    assert scheduler.update_from_output(plan, {"a": 5}) == []
+    assert scheduler.update_from_output(plan, {"a": [5]}) == []
     scheduler.check_integrity()
 
 
@@ -206,15 +207,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.open[request_id] = request
         self.order.append(request_id)
 
-    def _run(self, token: int, fail: bool = False) -> SchedulerOutput:
-        plan = self.scheduler.schedule(0.0)
+    def _run(self, token: int, fail: bool = False, drafts: Sequence[int] = ()) -> SchedulerOutput:
+        running = [s.request_id for s in self.scheduler.running()]
+        plan = self.scheduler.schedule(0.0, None, dict.fromkeys(running, drafts))
         assert plan.num_tokens <= self.BUDGET
         assert self.scheduler.num_running <= self.SEQS
         ids = [c.request_id for c in plan.chunks]
         assert len(ids) == len(set(ids))
         for admitted in plan.admitted:
             assert admitted == self.order.pop(0), "overtaken"
-        sampled = {c.request_id: token for c in plan.chunks if c.samples}
+        assert all(c.drafted == list(drafts)[: c.num_drafted] for c in plan.chunks)
+        # The model always says `token`: what was drafted is right as long as it says so too.
+        sampled = {
+            c.request_id: [token] * (1 + len(list(takewhile(lambda d: d == token, c.drafted))))
+            for c in plan.chunks
+            if c.samples
+        }
         if fail and sampled:
             failed = min(sampled)
             del sampled[failed]
@@ -225,9 +233,9 @@ class SchedulerMachine(RuleBasedStateMachine):
                 del self.open[event.request_id]
         return plan
 
-    @rule(token=st.integers(0, 2), fail=st.booleans())
-    def step(self, token: int, fail: bool) -> None:
-        plan = self._run(token, fail)
+    @rule(token=st.integers(0, 2), fail=st.booleans(), drafts=st.lists(st.integers(0, 2), max_size=9))
+    def step(self, token: int, fail: bool, drafts: list[int]) -> None:
+        plan = self._run(token, fail, drafts)
         assert plan.chunks or not self.open, "work is there and nothing runs"
 
     @precondition(lambda self: self.open)

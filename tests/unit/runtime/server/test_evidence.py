@@ -211,11 +211,11 @@ async def test_identity(pod: Pod) -> None:
 
 async def test_configurations_replace_as_a_whole(pod: Pod) -> None:
     reply = await pod.hold(pod_config("a"), pod_config("b"))
-    assert reply == {"versions": ["a", "b"], "rejected": []}
+    assert reply == {"versions": ["a", "b"], "limits": "", "rejected": []}
     kept = pod.runtime.configs.get("b")
     assert (await pod.hold(pod_config("b"), pod_config("c")))["versions"] == ["b", "c"]
     assert pod.runtime.configs.get("b") is kept
-    assert (await pod.hold()) == {"versions": [], "rejected": []}
+    assert (await pod.hold()) == {"versions": [], "limits": "", "rejected": []}
 
 
 async def test_a_configuration_that_does_not_compile_is_rejected_alone(pod: Pod) -> None:
@@ -246,7 +246,8 @@ async def test_a_configuration_that_does_not_compile_is_rejected_alone(pod: Pod)
             {"switches": [SWITCH, {**SWITCH, "features": {"prefixCache": 1}}]},
             "switches[1].features.prefixCache",
         ),
-        ({"switches": [{**SWITCH, "features": {"speculation": True}}]}, "switches[0].features.speculation"),
+        ({"switches": [{**SWITCH, "features": {"speculating": True}}]}, "switches[0].features.speculating"),
+        ({"features": {"prefixCache": True, "speculation": 1}}, "features.speculation"),
         ({"switches": [{**SWITCH, "tasks": "nl2sql"}]}, "switches[0].tasks"),
         ({"switches": [{**SWITCH, "tenants": ["a", ""]}]}, "switches[0].tenants[1]"),
         ({"switches": [{**SWITCH, "users": []}]}, "switches[0].users"),
@@ -274,11 +275,17 @@ async def test_what_is_no_configuration_at_all(pod: Pod) -> None:
 def test_the_type_and_the_schema_agree() -> None:
     schema = json.loads((CONTRACTS / "podconfig.schema.json").read_text())
     full = pod_config(
-        contract=[check("a", "JsonSchema", schema={}), check("b", "MustMatch", pattern="x")],
+        contract=[
+            check("a", "JsonSchema", schema={}),
+            check("b", "MustMatch", pattern="x"),
+            check("c", "Verifier", verifier={"url": "https://facts.bank.svc:8443/v1", "timeoutSeconds": 5}),
+        ],
+        streaming="Verified",
         sampling={"temperature": 0.5, "topP": 0.5, "maxTokens": 5},
         caps={"maxInputTokens": 5, "maxOutputTokens": 5},
+        features={"prefixCache": True, "speculation": False},
         switches=[
-            {"tasks": ["nl2sql"], "tenants": [], "features": {"prefixCache": False}},
+            {"tasks": ["nl2sql"], "tenants": [], "features": {"prefixCache": False, "speculation": True}},
             {"tasks": [], "tenants": ["acme", "beta"], "features": {}},
         ],
     )

@@ -18,7 +18,7 @@ import httpx
 import pytest
 from jsonschema import Draft202012Validator
 
-from sluice_runtime.backend import BackendInvalid, read_backend
+from sluice_runtime.backend import BackendInvalid, SpeculationSpec, read_backend
 from unit.runtime.server.support import (
     CHAT,
     CONTRACTS,
@@ -175,6 +175,11 @@ def run(module: str, *args: str, termination: Path) -> subprocess.CompletedProce
     )
 
 
+def speculating(num_ranks: int = 1, **speculation: Any) -> str:
+    engine = {**ENGINE, "speculation": speculation, "tensorParallel": num_ranks}
+    return json.dumps({"name": "a/b", "model": {"path": "x"}, "engine": engine})
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [
@@ -190,6 +195,11 @@ def run(module: str, *args: str, termination: Path) -> subprocess.CompletedProce
             "engine.dtype",
         ),
         (json.dumps({"name": "a/b", "model": {"path": "x"}, "engine": ENGINE, "oops": 1}), "oops"),
+        (speculating(method="Draft"), "engine.speculation: Value error, a draft model comes with"),
+        (speculating(method="Suffix", draft={"path": "y"}), "engine.speculation: Value error, a draft"),
+        (speculating(method="Suffix", numTokens=17), "engine.speculation.numTokens"),
+        (speculating(method="Draft", draft={"path": "y", "repo": "z"}), "engine.speculation.draft: Value"),
+        (speculating(2, method="Draft", draft={"path": "y"}), "does not go with tensorParallel"),
     ],
 )
 def test_a_wrong_backend_says_where(tmp_path: Path, body: str | None, says: str) -> None:
@@ -209,6 +219,21 @@ def test_backend_type_and_schema_agree(tmp_path: Path) -> None:
     fields = {f.alias or name for name, f in type(spec.engine).model_fields.items()}
     assert fields == set(schema["properties"]["engine"]["properties"])
     assert set(type(spec.model).model_fields) == set(schema["properties"]["model"]["properties"])
+    told = schema["properties"]["engine"]["properties"]["speculation"]["properties"]
+    assert {f.alias or name for name, f in SpeculationSpec.model_fields.items()} == set(told)
+    assert set(type(spec.model).model_fields) == set(told["draft"]["properties"])
+
+
+def test_where_a_draft_lies_is_no_part_of_the_settings(tmp_path: Path) -> None:
+    def digest_of(**speculation: Any) -> str:
+        path = tmp_path / "backend.json"
+        path.write_text(speculating(**speculation))
+        return read_backend(path).settings_digest
+
+    one = digest_of(method="Draft", draft={"path": "/models/draft"})
+    assert one == digest_of(method="Draft", draft={"path": "/elsewhere"})
+    assert one != digest_of(method="Draft", draft={"path": "/models/draft"}, numTokens=5)
+    assert one != digest_of(method="Suffix")
 
 
 def test_a_failed_start_leaves_a_termination_message(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import signal
 from pathlib import Path
@@ -132,6 +133,56 @@ async def test_a_pod_with_the_real_engine(tmp_path: Path, tiny: Path) -> None:
         pod.process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(60):
             assert await pod.process.wait() == 0
+
+
+def _children(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for path in found for child in path.read_text().split()]
+
+
+def _ranks(pid: int) -> list[int]:
+    """The other ranks; multiprocessing has a helper of its own beside them."""
+    return [c for c in _children(pid) if b"spawn_main" in Path(f"/proc/{c}/cmdline").read_bytes()]
+
+
+def _alive(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+async def test_two_ranks_answer_like_one_and_end_with_it(tmp_path: Path, tiny: Path) -> None:
+    answers = []
+    for num_ranks in (1, 2):
+        engine = {**ENGINE, "tensorParallel": num_ranks}
+        async with started(
+            "sluice_runtime", *arguments(tmp_path, model={"path": str(tiny)}, engine=engine)
+        ) as pod:
+            await pod.log("ready", seconds=300)
+            await pod.admin.put("/v1/configs", json={"configs": [pod_config()]})
+            async with client(pod) as api:
+                answers.append(await chat(api, "你好,世界。" * 10, 40))
+            others = _ranks(pod.process.pid)
+            assert len(others) == num_ranks - 1
+            pod.process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(60):
+                assert await pod.process.wait() == 0
+            assert not _alive(others)
+    assert answers[0] == answers[1]
+
+
+async def test_a_lost_rank_ends_the_pod(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    termination = tmp_path / "termination"
+    monkeypatch.setenv("SLUICE_TERMINATION_LOG", str(termination))
+    engine = {**ENGINE, "tensorParallel": 2}
+    async with started(
+        "sluice_runtime", *arguments(tmp_path, model={"path": str(tiny)}, engine=engine)
+    ) as pod:
+        await pod.log("ready", seconds=300)
+        (other,) = _ranks(pod.process.pid)
+        os.kill(other, signal.SIGKILL)
+        async with asyncio.timeout(60):
+            assert await pod.process.wait() == 4
+    told = json.loads(termination.read_text())
+    assert told == {"reason": "RankLost", "message": "rank 1 of 2 was killed by SIGKILL"}
 
 
 def test_models_that_can_not_be_had(tmp_path: Path, tiny: Path) -> None:

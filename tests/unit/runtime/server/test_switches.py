@@ -47,6 +47,38 @@ def test_a_request_without_a_task_is_of_no_task() -> None:
     assert config.features_for("", "acme").prefix_cache is True
 
 
+def test_features_are_switched_apart() -> None:
+    config = pod_config(
+        switches=[
+            {"tasks": ["nl2sql"], "tenants": [], "features": {"speculation": False}},
+            {"tasks": [], "tenants": ["acme"], "features": {"prefixCache": False}},
+        ]
+    )
+    of = PodConfig.model_validate(config).features_for
+    told = {who: (f := of(*who)).prefix_cache * 2 + f.speculation for who in WHO}
+    assert told == {WHO[0]: 0, WHO[1]: 2, WHO[2]: 1, WHO[3]: 3}
+
+
+WHO = [("nl2sql", "acme"), ("nl2sql", "beta"), ("code", "acme"), ("code", "beta")]
+
+
+async def test_speculation_is_switched_off_by_one_edit(pod: Pod) -> None:
+    async def asked(version: str) -> tuple[bool, str]:
+        pod.engine.auto = ["x"]
+        await pod.post(chat_body(), headers=route_headers(version, task="nl2sql"))
+        request = (await pod.engine.next()).request
+        return request.speculation, request.task
+
+    assert await asked("v1") == (True, "nl2sql")
+    off = {"tasks": [], "tenants": [], "features": {"speculation": False}}
+    await pod.hold(pod_config("v2", switches=[off]), pod_config("v3", features=NO_SPECULATION))
+    assert await asked("v2") == (False, "nl2sql")
+    assert await asked("v3") == (False, "nl2sql")
+
+
+NO_SPECULATION = {"prefixCache": True, "speculation": False}
+
+
 async def test_it_is_in_force_without_a_restart(pod: Pod) -> None:
     async def cached(version: str, **headers: str) -> bool:
         pod.engine.auto = ["x"]
