@@ -85,9 +85,13 @@ def with_draft(sizes: Sizes, draft: Sizes) -> Sizes:
     """Of a model and the draft that guesses for it, whose KV holds the same tokens in as many blocks. One
     runs after the other, and the draft is the smaller one: what a step takes beside KV is the model's."""
     scale = sizes.dtype_bytes
-    more = draft.layers if draft.quantized_kv else tuple(
-        (heads, key * draft.dtype_bytes // scale, value * draft.dtype_bytes // scale)
-        for heads, key, value in draft.layers
+    more = (
+        draft.layers
+        if draft.quantized_kv
+        else tuple(
+            (heads, key * draft.dtype_bytes // scale, value * draft.dtype_bytes // scale)
+            for heads, key, value in draft.layers
+        )
     )
     return replace(sizes, layers=sizes.layers + more)
 

@@ -12,7 +12,7 @@ import ctypes
 import functools
 import logging
 import re
-from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +149,9 @@ def _bind(kernels: ctypes.CDLL, openmp: ctypes.CDLL) -> ctypes.CDLL:
     functions = _OpenMP(*(ctypes.cast(getattr(openmp, name), c_void_p).value for name in names))
     kernels.sluice_use_openmp.argtypes = [POINTER(_OpenMP)]
     kernels.sluice_use_openmp(functions)
+    kernels.sluice_choose_products.argtypes = [c_int32]
+    wide = bool(kernels.sluice_choose_products(-1))
+    logger.info("native kernels: bfloat16 is multiplied %s", "as float32" if wide else "in pairs")
     kernels.sluice_step.argtypes = [POINTER(Model), POINTER(Step)]
     kernels.sluice_step.restype = None
     kernels.sluice_scratch_bytes.argtypes = [POINTER(Model), c_int64, c_int64]
@@ -157,7 +160,6 @@ def _bind(kernels: ctypes.CDLL, openmp: ctypes.CDLL) -> ctypes.CDLL:
     kernels.sluice_product.restype = None
     kernels.sluice_product_bytes.argtypes = [POINTER(Linear), c_int64, c_int64]
     kernels.sluice_product_bytes.restype = c_int64
-    kernels.sluice_sources.restype = c_char_p
     return kernels
 
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from types import MappingProxyType
 
 from sluice_runtime.engine.blocks import ROOT_KEY, BlockManager, block_key
@@ -33,6 +34,10 @@ from sluice_runtime.engine.preemption import Shares, by_value, displaced
 from sluice_runtime.engine.types import EngineRequest, FinishReason, QueueFull, RequestTooLong
 
 _NO_DRAFTS: Mapping[str, Sequence[int]] = MappingProxyType({})
+_BACKLOG_STEPS = 64
+"""In about so many steps a burst of prompts is worked off, whatever the streams. With the few tokens that do
+not stretch a step, its first requests would end before its last begin, so that hardly any ran together. All
+steps are as long meanwhile, so the slowest tokens stay within twice the median."""
 _MAX_TRIES = 8
 """Heads of tenants that are tried for room in one step: looking up a prefix costs time."""
 
@@ -143,7 +148,8 @@ class Scheduler:
         drafts: Mapping[str, Sequence[int]] = _NO_DRAFTS,
     ) -> SchedulerOutput:
         """Plan one step at monotonic time `now`: end what is past its deadline, then spend the token budget.
-        `max_prompt_tokens`: at most so many of them for prompts where streams run too (rate.py). `drafts`:
+        `max_prompt_tokens`: at most so many of them for prompts where streams run too (rate.py), or a 64th of
+        all prompts that could run, if that is more. `drafts`:
         what may come next in requests that lack one token; as much of it as there is room for is put to the
         test.
 
@@ -164,7 +170,7 @@ class Scheduler:
             if state.num_lacking == 1 and state.request_id in self._running:
                 self._compute(step, state, 1)
         if step.chunks and max_prompt_tokens is not None:
-            step.budget = min(step.budget, max_prompt_tokens)
+            step.budget = min(step.budget, max(max_prompt_tokens, self._num_due() // _BACKLOG_STEPS))
         self._admit_waiting(step, now)
         self._compute_prompts(step)
         if drafts:
@@ -177,6 +183,12 @@ class Scheduler:
             tuple(step.resumed),
             self.blocks.take_moves(),
         )
+
+    def _num_due(self) -> int:
+        """Tokens of prompts that are here and have, or could have, a slot."""
+        waiting = islice(self._queue, max(0, self.max_num_seqs - len(self._running)))
+        lacking = (state.num_lacking for state in chain(self._running.values(), waiting))
+        return sum(num for num in lacking if num > 1)
 
     # -- KV --------------------------------------------------------------------------------------------------
 

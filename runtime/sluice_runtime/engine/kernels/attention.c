@@ -65,6 +65,7 @@ static void pack_values(const bf16 *first, const bf16 *second, int64_t head_dim,
 
 typedef struct {
     bf16 queries[MAX_QUERIES * MAX_HEAD_DIM];
+    float wide_queries[MAX_QUERIES * MAX_HEAD_DIM], wide_weights[MAX_QUERIES * KEYS]; /* if `wide_is_faster` */
     float sum[MAX_QUERIES * MAX_HEAD_DIM];
     float scores[MAX_QUERIES * KEYS];
     bf16 weights[MAX_QUERIES * KEYS];
@@ -93,7 +94,8 @@ static void soften(Tile *t, int row, int64_t first_key, int64_t at, int64_t wind
     for (int p = 0; p < KEYS / PANEL; p++) {
         __m512 weight = _mm512_maskz_mov_ps(seen[p], exp2_ps(_mm512_sub_ps(score[p], _mm512_set1_ps(now))));
         sum = _mm512_add_ps(sum, weight);
-        store_bf16(t->weights + row * KEYS + p * PANEL, weight);
+        if (wide_is_faster) _mm512_storeu_ps(t->wide_weights + row * KEYS + p * PANEL, weight);
+        else store_bf16(t->weights + row * KEYS + p * PANEL, weight);
     }
     t->total[row] = sum;
 }
@@ -117,13 +119,17 @@ static void meet(Tile *t, const Model *model, const Layer *layer, const int32_t 
         int count = rows - row < MAX_ROWS ? rows - row : MAX_ROWS;
         const bf16 *weight[MAX_PANELS];
         for (int p = 0; p < panels; p++) weight[p] = t->keys + p * PANEL * dim;
-        bf16_tile(count, panels, t->queries + row * dim, dim, weight, (int)dim, t->scores + row * KEYS);
+        if (wide_is_faster)
+            wide_tile(count, panels, t->wide_queries + row * dim, dim, weight, (int)dim, t->scores + row * KEYS);
+        else bf16_tile(count, panels, t->queries + row * dim, dim, weight, (int)dim, t->scores + row * KEYS);
         for (int r = row; r < row + count; r++)
             soften(t, r, first_key, first_at + r / group, layer->window, model->scaling * 1.44269504f);
         for (int64_t d = 0; d < dim; d += TILE_WIDTH) {
             int wide = dim - d < TILE_WIDTH ? (int)(dim - d) / PANEL : MAX_PANELS;
             for (int p = 0; p < wide; p++) weight[p] = t->values + (d + p * PANEL) * KEYS;
-            bf16_tile(count, wide, t->weights + row * KEYS, KEYS, weight, panels * PANEL, t->part);
+            if (wide_is_faster)
+                wide_tile(count, wide, t->wide_weights + row * KEYS, KEYS, weight, panels * PANEL, t->part);
+            else bf16_tile(count, wide, t->weights + row * KEYS, KEYS, weight, panels * PANEL, t->part);
             for (int r = 0; r < count; r++)
                 for (int p = 0; p < wide; p++) {
                     float *sum = t->sum + (row + r) * dim + d + p * PANEL;
@@ -147,6 +153,7 @@ static void attend_tile(const Model *model, const Step *step, const Work *work, 
     for (int64_t q = 0; q < queries; q++)
         memcpy(t.queries + q * group * dim, work->qkv + (first_row + q) * width + head * group * dim,
                group * dim * sizeof(bf16));
+    if (wide_is_faster) widen_row(t.queries, (int)(rows * dim), t.wide_queries);
     memset(t.sum, 0, rows * dim * sizeof(float));
     for (int r = 0; r < rows; r++) t.total[r] = _mm512_setzero_ps(), t.largest[r] = -1e30f;
     int64_t from = layer->window && first_at >= layer->window ? (first_at + 1 - layer->window) / KEYS * KEYS : 0;

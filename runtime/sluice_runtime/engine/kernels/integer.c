@@ -220,7 +220,8 @@ void w8a8_product(const Linear *linear, const Input *input, int row, int rows, c
 /* -- what a row's input needs ----------------------------------------------------------------------------- */
 
 int needs_preparation(const Linear *linear) {
-    return linear->kind == KIND_W8A8 || (linear->kind == KIND_INT4 && linear->zero);
+    return linear->kind == KIND_W8A8 || (linear->kind == KIND_INT4 && linear->zero) ||
+           (linear->kind == KIND_BF16 && wide_is_faster);
 }
 
 static void quantize_row(const bf16 *x, int in, uint8_t *levels, float *scale) {
@@ -240,9 +241,21 @@ static void quantize_row(const bf16 *x, int in, uint8_t *levels, float *scale) {
     }
 }
 
+void widen_row(const bf16 *x, int in, float *to) {
+    for (int i = 0; i < in; i += PANEL) {
+        const __mmask16 mask = in - i >= PANEL ? 0xffff : (__mmask16)((1u << (in - i)) - 1);
+        const __m512i bits = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, x + i));
+        _mm512_mask_storeu_epi32(to + i, mask, _mm512_slli_epi32(bits, 16));
+    }
+}
+
 void prepare_row(const Linear *linear, const Input *input, int row) {
     if (!needs_preparation(linear)) return;
     const bf16 *x = input->x + row * input->stride;
+    if (linear->kind == KIND_BF16) {
+        widen_row(x, linear->in, input->wide + (int64_t)row * linear->in);
+        return;
+    }
     if (linear->kind == KIND_W8A8) {
         quantize_row(x, linear->in, input->levels + (int64_t)row * linear->in, input->scale + row);
         return;

@@ -73,7 +73,7 @@ static void enter(const Model *model, const Work *work, const bf16 *weight, cons
     const Share mine = share(rows, team);
     for (int64_t row = mine.first; row < mine.end; row++) {
         norm(work->residual + row * model->hidden, weight, model->hidden, model->epsilon, work->normed + row * model->hidden);
-        prepare_row(next, &(Input){work->normed, model->hidden, work->input.levels, work->input.scale, work->input.sums, 0}, (int)row);
+        prepare_row(next, &(Input){work->normed, model->hidden, work->input.levels, work->input.scale, work->input.sums, work->input.wide, 0}, (int)row);
     }
     meet_all(team);
 }
@@ -112,7 +112,7 @@ static void run_head(const Model *model, const Step *step, const Work *work, Tea
     for (int64_t i = mine.first; i < mine.end; i++) {
         norm(work->residual + step->kept[i] * model->hidden, model->norm, model->hidden, model->epsilon,
              work->normed + i * model->hidden);
-        prepare_row(model->head, &(Input){work->normed, model->hidden, work->input.levels, work->input.scale, work->input.sums, 0}, (int)i);
+        prepare_row(model->head, &(Input){work->normed, model->hidden, work->input.levels, work->input.scale, work->input.sums, work->input.wide, 0}, (int)i);
     }
     meet_all(team);
     multiply(model->head, work, work->normed, 1, STORE_F32, step->logits, model->head->out, step->num_kept, team);
@@ -146,6 +146,7 @@ static int64_t cut(const Model *model, const Step *step, uint8_t *base, Work *wo
     PART(work->input.levels, rows * widest);
     PART(work->input.scale, rows);
     PART(work->input.sums, rows * widest / 8);
+    PART(work->input.wide, wide_is_faster ? rows * widest : 0);
     PART(work->input.expanded, step->num_threads * TILE_WIDTH * widest);
     return at;
 }
@@ -185,6 +186,14 @@ static OpenMP openmp;
 
 /* The caller's OpenMP: GOMP_parallel, omp_get_thread_num, omp_get_num_threads. */
 void sluice_use_openmp(const OpenMP *functions) { openmp = *functions; }
+
+/* How bfloat16 is multiplied: in pairs (0), by float32's instructions (1), or by what is faster here (-1).
+ * Returns which it is. */
+int sluice_choose_products(int wide) {
+    if (wide < 0) choose_products();
+    else wide_is_faster = wide;
+    return wide_is_faster;
+}
 
 static Team team_of(Barrier *barrier) { return (Team){openmp.thread_num(), openmp.num_threads(), barrier}; }
 
@@ -237,6 +246,7 @@ static int64_t cut_product(const Linear *linear, int64_t rows, int64_t num_threa
     PART(input->levels, rows * linear->in);
     PART(input->scale, rows);
     PART(input->sums, rows * linear->in / 8);
+    PART(input->wide, wide_is_faster ? rows * linear->in : 0);
     PART(input->expanded, num_threads * TILE_WIDTH * linear->in);
     return at;
 }

@@ -40,6 +40,7 @@ typedef struct {
     uint8_t *levels; /* W8A8: x / scale + 128, [rows, in] */
     float *scale;    /* W8A8: [rows] */
     float *sums;     /* INT4 with zeros: sums of x by group, [rows, in/group] */
+    float *wide;     /* BF16 where `wide_is_faster`: x, [rows, in] */
     bf16 *expanded;  /* INT8, INT4: a thread's [4][in/2][16][2] of the weights it is at */
 } Input;
 
@@ -110,12 +111,17 @@ typedef void Kernel(const Linear *linear, const Input *input, int row, int rows,
 /* tile.c */
 void bf16_tile(int rows, int panels, const bf16 *x, int64_t stride, const bf16 *const *weight, int in,
                float *tile);
-Kernel bf16_product;
+void wide_tile(int rows, int panels, const float *x, int64_t stride, const bf16 *const *weight, int in,
+               float *tile);
+Kernel bf16_product, wide_product;
+extern int wide_is_faster; /* whether products of bfloat16 are summed by float32's own instructions */
+void choose_products(void);
 
 /* integer.c */
 Kernel int8_product, int4_product, w8a8_product, int8_expanded, int4_expanded;
 void expand(const Linear *linear, int panel, bf16 *to /* [in/2][16][2] */);
 int needs_preparation(const Linear *linear);
+void widen_row(const bf16 *x, int in, float *to);
 void prepare_row(const Linear *linear, const Input *input, int row);
 
 /* linear.c */

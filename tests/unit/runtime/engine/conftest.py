@@ -17,6 +17,7 @@ import transformers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from sluice_runtime.engine import native
 from sluice_runtime.engine.engine import Engine
 from sluice_runtime.engine.runner import ModelRunner
 from sluice_runtime.engine.scheduler import Scheduler
@@ -236,3 +237,15 @@ def request(
 @pytest.fixture(name="request_of")
 def request_of_fixture() -> Callable[..., EngineRequest]:
     return request
+
+
+@pytest.fixture(scope="module", params=[0, 1], ids=["pairs", "float32"])
+def multiplied(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each way of the kernels to multiply bfloat16, whichever is the faster here."""
+    library = native.library()
+    if library is None:
+        yield
+        return
+    library.sluice_choose_products(request.param)
+    yield
+    library.sluice_choose_products(-1)

@@ -20,7 +20,10 @@ from sluice_runtime.engine.quantized import quantize_int4, quantize_int8
 from sluice_runtime.engine.runner import ModelRunner
 from sluice_runtime.engine.types import KvCacheDtype
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="no processor or library for the kernels")
+pytestmark = [
+    pytest.mark.skipif(native.library() is None, reason="no processor or library for the kernels"),
+    pytest.mark.usefixtures("multiplied"),
+]
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 300,

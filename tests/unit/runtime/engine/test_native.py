@@ -50,6 +50,7 @@ def _assert_close(got: Tensor, want: Tensor) -> None:
 
 
 @needs_kernels
+@pytest.mark.usefixtures("multiplied")
 @pytest.mark.parametrize("num_threads", [1, 2, 5])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("bias", [False, True])

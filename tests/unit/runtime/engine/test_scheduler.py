@@ -63,6 +63,24 @@ def test_running_streams_come_before_prompts_and_nobody_stops_for_a_newcomer(req
     assert _step(scheduler) == [("a", 4, 1, True), ("b", 14, 1, True)]
 
 
+def test_a_burst_of_prompts_is_worked_off_however_few_tokens_a_step_should_hold(request_of: Make) -> None:
+    scheduler = _scheduler(
+        num_blocks=256, max_num_seqs=5, max_batch_tokens=64, max_model_len=600, max_waiting=9
+    )
+    scheduler.add(request_of("stream", (1, 2), 400))
+    _step(scheduler)
+    for name in ("a", "b", "c", "d", "no slot"):
+        scheduler.add(request_of(name, tuple(range(1, 129)), 2))
+    plan = scheduler.schedule(0.0, 2)
+    assert _shape(plan) == [("stream", 2, 1, True), ("a", 0, 4 * 128 // 64, False)]
+    for name in ("b", "c", "d", "no slot"):
+        scheduler.finish(name)
+    scheduler.update_from_output(plan, {"stream": [5]})
+    plan = scheduler.schedule(0.0, 2)
+    assert _shape(plan) == [("stream", 3, 1, True), ("a", 8, 2, False)]
+    scheduler.update_from_output(plan, {"stream": [5]})
+
+
 def test_a_request_waits_until_what_is_known_of_it_fits_and_is_not_overtaken(request_of: Make) -> None:
     scheduler = _scheduler(num_blocks=4)
     scheduler.add(request_of("a", (1, 2), 6))
