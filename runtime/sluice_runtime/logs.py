@@ -34,13 +34,15 @@ def describe(error: BaseException) -> dict[str, Any]:
 
 
 def setup(level: str = "info") -> None:
-    """Send this process's logs to stderr as JSON lines; libraries only from warning up."""
+    """Send this process's logs to stderr as JSON lines, the engine's among them; libraries only from warning
+    up."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     log.setLevel(level.upper())
+    logging.getLogger("sluice_runtime").setLevel(level.upper())
 
 
 def event(message: str, **fields: Any) -> None:

@@ -33,6 +33,7 @@ from .harness.story import Story
 
 POLICY, RULE = "assistant", "chat"
 FACT = "What is the capital of France?"
+SPEED = ("TTFT", "TimePerToken", "InterTokenJitter", "Total")
 
 
 class Demo:
@@ -135,7 +136,8 @@ class Demo:
             self.told(self.phase("Step"))
             rule = self.phase("RolledBack", seconds=120)
             self.told(rule)
-            self.story.check("p95" in rule["history"][-1]["message"], "a p95 guard rolled it back by itself")
+            fired = rule["history"][-1]["message"].partition(":")[0].partition("/")[0]
+            self.story.check(fired in SPEED, "a guard of its speed rolled it back by itself")
             tap.settle()
             live = [r for r in tap.records if not r["mirror"]]
             seconds, requests = tap.after_first(lambda record: record is live[0])

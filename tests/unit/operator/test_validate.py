@@ -29,9 +29,7 @@ AROUND = Surroundings(
 )
 
 
-def found(
-    *rules: dict[str, Any], model: str = "m", around: Surroundings = AROUND
-) -> list[tuple[str, str]]:
+def found(*rules: dict[str, Any], model: str = "m", around: Surroundings = AROUND) -> list[tuple[str, str]]:
     full = [{"name": f"r{i}", **rule} for i, rule in enumerate(rules)]
     spec = RoutePolicySpec.model_validate({"model": model, "rules": full})
     return [(p.reason, p.field) for p in policy_problems(spec, around)]
@@ -246,9 +244,7 @@ def test_rollouts_that_could_not(more: dict[str, Any], reason: str, field: str) 
 
 
 def test_a_rule_that_never_meets_whom_its_rollout_names() -> None:
-    rule = rollout(
-        steps=[{"weight": 5, "tenants": ["y"]}, {"weight": 9, "tasks": ["sql"]}, {"weight": 10}]
-    )
+    rule = rollout(steps=[{"weight": 5, "tenants": ["y"]}, {"weight": 9, "tasks": ["sql"]}, {"weight": 10}])
     rule["match"] = {"tenants": ["x"], "tasks": ["qa"]}
     at = "spec.rules[0].rollout.steps"
     assert found(rule) == [("InvalidSpec", f"{at}[0].tenants"), ("InvalidSpec", f"{at}[1].tasks")]

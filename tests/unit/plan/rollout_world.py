@@ -44,7 +44,9 @@ def steps(*weights: int, seconds: int = 60, samples: int = 10) -> list[Step]:
 def rollout(**changes: Any) -> Rollout:
     """Two steps, no shadow stage, no watch, the candidate is backend `new`."""
     base: dict[str, Any] = {
-        "candidate": CandidateArm(backend="new"), "steps": steps(10, 50), "watch": Watch(seconds=0),
+        "candidate": CandidateArm(backend="new"),
+        "steps": steps(10, 50),
+        "watch": Watch(seconds=0),
     }
     return Rollout(**{**base, **changes})
 
@@ -70,8 +72,11 @@ def run(stage: str = "Start", ended: str = "2026-01-01T00:00:10Z", **changes: An
     """A run of `SUITES` in which everything passed; `ended` "": it goes on."""
     good = {"candidate": rates(("qa", 10, 10)), "stable": rates(("qa", 10, 10))} if ended else {}
     base = {
-        "stage": stage, "suites": ["qa@1"], "started": "2026-01-01T00:00:00Z",
-        "ended": ended, **good,
+        "stage": stage,
+        "suites": ["qa@1"],
+        "started": "2026-01-01T00:00:00Z",
+        "ended": ended,
+        **good,
     }
     return EvaluationStatus(**{**base, **changes})
 
@@ -119,8 +124,12 @@ class FakeWorld:
             candidate = ArmStatus(backend=named, identity=self.identities[named])
         return World(
             Arms(ArmStatus(backend=stable, identity=self.identities.get(stable, "")), candidate),
-            self.stable_ready, self.candidate_ready, self.evidence_live, self.unheard_s,
-            evaluation=self.evaluation, **self.room,
+            self.stable_ready,
+            self.candidate_ready,
+            self.evidence_live,
+            self.unheard_s,
+            evaluation=self.evaluation,
+            **self.room,
         )
 
     def tick(self, seconds: float = 0.0) -> Decision:
@@ -157,8 +166,16 @@ class FakeWorld:
         """The attempt as the ledger keeps it."""
         policy = Metadata(name="assistant", namespace="shop", uid="uid")
         return record(
-            "shop", policy, "m", self.rule, self.status, backends={}, stable=ArmEvidence(),
-            candidate=ArmEvidence(), previous=previous, now=self.now,
+            "shop",
+            policy,
+            "m",
+            self.rule,
+            self.status,
+            backends={},
+            stable=ArmEvidence(),
+            candidate=ArmEvidence(),
+            previous=previous,
+            now=self.now,
         )
 
     def edit(self, **changes: Any) -> None:
@@ -188,7 +205,12 @@ class FakeWorld:
         return self._take(num, seconds, 0.0, 1.0, whose, {})
 
     def _take(
-        self, num: int, seconds: float, candidates: float, stables: float, whose: dict[str, Any],
+        self,
+        num: int,
+        seconds: float,
+        candidates: float,
+        stables: float,
+        whose: dict[str, Any],
         change: dict[str, Any],
     ) -> FakeWorld:
         """`num` times so many requests of each arm, in one batch."""
@@ -243,7 +265,14 @@ class FakeWorld:
     def _request(self, arm: ArmName) -> Observation:
         self._num_requests += 1
         return Observation(
-            time=self.now.timestamp(), request_id=f"r{self._num_requests}", arm=arm, age_s=0.2,
-            attempt=self.status.attempt, unit=f"u{self._num_requests}", tenant="t",
-            ttft_s=0.1, tpot_s=0.01, total_s=0.2,
+            time=self.now.timestamp(),
+            request_id=f"r{self._num_requests}",
+            arm=arm,
+            age_s=0.2,
+            attempt=self.status.attempt,
+            unit=f"u{self._num_requests}",
+            tenant="t",
+            ttft_s=0.1,
+            tpot_s=0.01,
+            total_s=0.2,
         )

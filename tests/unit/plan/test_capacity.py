@@ -12,13 +12,16 @@ from sluice_operator.plan.situation import Arms, World
 from unit.plan.rollout_world import SHADOW, WATCH, FakeWorld, rollout, steps
 
 
-@pytest.mark.parametrize(("rate", "safe", "replicas"), [
-    (10.0, 4.0, 3),  # 2.5
-    (10.0, 2.5, 4),  # exactly
-    (0.3, 0.1, 3),  # 0.3 / 0.1 is 2.9999999999999996 in binary
-    (0.7, 0.1, 7),  # and 0.7 / 0.1 is 6.999999999999999
-    (0.01, 4.0, 1),
-])
+@pytest.mark.parametrize(
+    ("rate", "safe", "replicas"),
+    [
+        (10.0, 4.0, 3),  # 2.5
+        (10.0, 2.5, 4),  # exactly
+        (0.3, 0.1, 3),  # 0.3 / 0.1 is 2.9999999999999996 in binary
+        (0.7, 0.1, 7),  # and 0.7 / 0.1 is 6.999999999999999
+        (0.01, 4.0, 1),
+    ],
+)
 def test_replicas(rate: float, safe: float, replicas: int) -> None:
     assert replicas_for(rate, safe) == replicas
 
@@ -48,9 +51,13 @@ def test_advice() -> None:
     assert shortage(world(**room), 40, Eligibility()) == "", "8/s is what they take"
 
 
-@pytest.mark.parametrize("room", [
-    {"request_rate": 0.0, "safe_rate": 4.0}, {"request_rate": 99.0, "safe_rate": None},
-])
+@pytest.mark.parametrize(
+    "room",
+    [
+        {"request_rate": 0.0, "safe_rate": 4.0},
+        {"request_rate": 99.0, "safe_rate": None},
+    ],
+)
 def test_what_is_not_known_holds_nobody(room: dict[str, object]) -> None:
     assert shortage(world(**room), 100, Eligibility()) == ""
 

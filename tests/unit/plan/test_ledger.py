@@ -33,21 +33,23 @@ POLICY = Metadata(name="assistant", namespace="shop", uid="uid")
 
 
 def backend(name_: str, **spec: Any) -> InferenceBackend:
-    return InferenceBackend.model_validate({
-        "metadata": {"name": name_, "namespace": "shop"},
-        "spec": {"model": {"huggingFace": {"repo": "o/m", "revision": "abc"}}, **spec},
-        "status": {"image": "registry/runtime@sha256:1"},
-    })
+    return InferenceBackend.model_validate(
+        {
+            "metadata": {"name": name_, "namespace": "shop"},
+            "spec": {"model": {"huggingFace": {"repo": "o/m", "revision": "abc"}}, **spec},
+            "status": {"image": "registry/runtime@sha256:1"},
+        }
+    )
 
 
 def written(world: FakeWorld, previous: ReleaseRecordSpec | None = None, **more: Any) -> ReleaseRecordSpec:
     given: dict[str, Any] = {
         "backends": {"old": backend("old"), "new": backend("new", owner="team-b")},
-        "stable": ArmEvidence(), "candidate": ArmEvidence(), **more,
+        "stable": ArmEvidence(),
+        "candidate": ArmEvidence(),
+        **more,
     }
-    return record(
-        "shop", POLICY, "m", world.rule, world.status, previous=previous, now=world.now, **given
-    )
+    return record("shop", POLICY, "m", world.rule, world.status, previous=previous, now=world.now, **given)
 
 
 # Names
@@ -65,9 +67,14 @@ def test_a_name_is_a_dns_label_and_always_the_same(policy: str, rule_: str, atte
 
 def test_names_are_told_apart() -> None:
     attempt = "0123456789abcdef"
-    parts = [("a-b", "c", attempt, ""), ("a", "b-c", attempt, ""), ("a-b", "c", attempt, "uid"),
-             ("a-b", "c", "0123456789ffffff", ""), ("x" * 63, "y" * 62, attempt, ""),
-             ("x" * 63, "y" * 63, attempt, "")]
+    parts = [
+        ("a-b", "c", attempt, ""),
+        ("a", "b-c", attempt, ""),
+        ("a-b", "c", attempt, "uid"),
+        ("a-b", "c", "0123456789ffffff", ""),
+        ("x" * 63, "y" * 62, attempt, ""),
+        ("x" * 63, "y" * 63, attempt, ""),
+    ]
     assert len({name(*one) for one in parts}) == len(parts)
     assert name("assistant", "all", attempt).startswith("assistant-all-0123456789-")
 
@@ -84,8 +91,11 @@ def test_everything_that_makes_an_arm_is_there_with_where_it_is_from() -> None:
     world.rule = world.rule.model_copy(update={"match": Match(tasks=["qa"])})
     world.settle()
     quantized = backend(
-        "new", engine={"quantization": "Int8", "maxNumSeqs": 4}, accelerator={"count": 1},
-        scheduling={"nodeSelector": {"pool": "gpu"}}, card={"quantization": "GPTQ on c4, 128 samples"},
+        "new",
+        engine={"quantization": "Int8", "maxNumSeqs": 4},
+        accelerator={"count": 1},
+        scheduling={"nodeSelector": {"pool": "gpu"}},
+        card={"quantization": "GPTQ on c4, 128 samples"},
         cost={"perReplicaHour": "2"},
     )
     scopes = {"team": CacheScopeSpec(versions={"knowledge": "7"}, epoch=3)}
@@ -95,7 +105,9 @@ def test_everything_that_makes_an_arm_is_there_with_where_it_is_from() -> None:
     assert new["model"]["from"] == "InferenceBackend new spec.model"
     assert new["engine"]["values"]["maxNumSeqs"] == 4
     assert new["precision"]["values"] == {
-        "weights": "Int8", "activations": "bfloat16", "kvCache": "bfloat16",
+        "weights": "Int8",
+        "activations": "bfloat16",
+        "kvCache": "bfloat16",
         "calibration": "GPTQ on c4, 128 samples",
     }
     assert new["hardware"]["values"]["scheduling"]["nodeSelector"] == {"pool": "gpu"}
@@ -135,7 +147,9 @@ def test_gates_in_words() -> None:
 
 def test_people_and_times() -> None:
     release = Release(
-        reason="cheaper", incident="INC-7", waivers=[Waiver(risk="longer answers", by="ann")],
+        reason="cheaper",
+        incident="INC-7",
+        waivers=[Waiver(risk="longer answers", by="ann")],
         review_after_days=10,
     )
     world = FakeWorld(rollout(release=release)).settle()
@@ -152,11 +166,16 @@ def test_people_and_times() -> None:
     assert written(world, ended).ended == ended.ended, "it ends once"
 
 
-@pytest.mark.parametrize(("phase", "outcome"), [
-    (Phase.EVALUATING, Outcome.RUNNING), (Phase.WATCHING, Outcome.RUNNING),
-    (Phase.PROMOTED, Outcome.PROMOTED), (Phase.ROLLED_BACK, Outcome.ROLLED_BACK),
-    (Phase.ABORTED, Outcome.ABORTED),
-])
+@pytest.mark.parametrize(
+    ("phase", "outcome"),
+    [
+        (Phase.EVALUATING, Outcome.RUNNING),
+        (Phase.WATCHING, Outcome.RUNNING),
+        (Phase.PROMOTED, Outcome.PROMOTED),
+        (Phase.ROLLED_BACK, Outcome.ROLLED_BACK),
+        (Phase.ABORTED, Outcome.ABORTED),
+    ],
+)
 def test_outcomes(phase: Phase, outcome: Outcome) -> None:
     world = FakeWorld().settle()
     world.saved = world.status.model_copy(update={"phase": phase}).model_dump_json(by_alias=True)
@@ -212,7 +231,9 @@ def test_an_attempt_that_is_left_is_superseded_and_one_that_ended_stays_as_it_en
     running = written(world)
     left = closed(running, "AttemptStarted", "newer against old", world.now)
     assert (left.outcome, left.ended, left.history[-1].reason) == (
-        Outcome.SUPERSEDED, text(world.now), "AttemptStarted",
+        Outcome.SUPERSEDED,
+        text(world.now),
+        "AttemptStarted",
     )
     assert closed(running, "PromotedInSpec", "", world.now).outcome is Outcome.PROMOTED
     refused = written(FakeWorld().roll_back())
@@ -303,7 +324,10 @@ def test_records_go_by_count_and_by_age() -> None:
 def test_never_one_that_runs_nor_the_newest_of_a_rule() -> None:
     now = FakeWorld().now + timedelta(days=10_000)
     found = [
-        kept("runs", 0, Outcome.RUNNING), kept("old", 1), kept("newest", 2), kept("other-rule", 0, rule="s"),
+        kept("runs", 0, Outcome.RUNNING),
+        kept("old", 1),
+        kept("newest", 2),
+        kept("other-rule", 0, rule="s"),
         kept("dead-policy", 0, policy_uid="gone"),
     ]
     assert set(expired(found, 1, 1, now)) == {"old", "dead-policy"}

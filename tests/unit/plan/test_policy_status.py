@@ -18,7 +18,9 @@ APART = ExclusionStatus(task="sql", reason="GuardFired", message="TTFT: 9 of 9",
 def conditions(**rollout: Any) -> dict[str, Condition]:
     """Of a policy in force with one rule."""
     base: dict[str, Any] = {
-        "name": "all", "stable": ArmStatus(backend="old"), "candidate": ArmStatus(backend="new"),
+        "name": "all",
+        "stable": ArmStatus(backend="old"),
+        "candidate": ArmStatus(backend="new"),
     }
     policy = RoutePolicy(
         metadata=Metadata(name="p", namespace="shop", generation=3),

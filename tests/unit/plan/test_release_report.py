@@ -16,18 +16,23 @@ from unit.plan.test_ledger import written
 def test_the_report_shows_both_arms_side_by_side_and_what_failed() -> None:
     world = FakeWorld(rollout(evaluation=SUITES)).settle()
     world.evaluation = run(
-        candidate=rates(("qa", 10, 8)), stable=rates(("qa", 10, 9)), failed_hard=["qa/leak"],
+        candidate=rates(("qa", 10, 8)),
+        stable=rates(("qa", 10, 9)),
+        failed_hard=["qa/leak"],
         failed=["qa/number"],
     )
     world.settle()
     did = ArmEvidence(
         num_requests=200, ttft_seconds=Quantiles(p50="0.1", p95="0.3"), counts={"ErrorRate": 3}, cost="1.5"
     )
-    found = written(world, stable=did, candidate=did.model_copy(update={"cost": "1.1"})).model_copy(update={
-        "agreement": [TaskAgreement(task="qa", num_pairs=9, num_equal=7, num_baseline_pairs=9,
-                                    num_baseline_equal=8)],
-        "differing": ["req-1"],
-    })
+    found = written(world, stable=did, candidate=did.model_copy(update={"cost": "1.1"})).model_copy(
+        update={
+            "agreement": [
+                TaskAgreement(task="qa", num_pairs=9, num_equal=7, num_baseline_pairs=9, num_baseline_equal=8)
+            ],
+            "differing": ["req-1"],
+        }
+    )
     told = markdown(found)
     for line in (
         "# assistant / all: new against old",
@@ -36,8 +41,10 @@ def test_the_report_shows_both_arms_side_by_side_and_what_failed() -> None:
         "| ErrorRate | 3 (1.50 %) | 3 (1.50 %) |",
         "| Cost | 1.5 | 1.1 |",
         "| qa | 9/10 | 8/10 |",
-        "- qa/leak (hard)", "- qa/number",
-        "| qa | 7/9 | 8/9 |", "req-1",
+        "- qa/leak (hard)",
+        "- qa/number",
+        "| qa | 7/9 | 8/9 |",
+        "req-1",
         "| identity | sha256:old | sha256:new | what pods loaded |",
         "- check json: answers are JSON of its schema (Hard)",
     ):

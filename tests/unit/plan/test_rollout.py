@@ -123,11 +123,14 @@ def test_paused_from_the_start_does_not_begin() -> None:
     assert world.settle().weight == 10
 
 
-@pytest.mark.parametrize(("missing", "held"), [
-    ("candidate_ready", "CandidateNotReady"),
-    ("stable_ready", "StableNotReady"),
-    ("evidence_live", "EvidenceNotLive"),
-])
+@pytest.mark.parametrize(
+    ("missing", "held"),
+    [
+        ("candidate_ready", "CandidateNotReady"),
+        ("stable_ready", "StableNotReady"),
+        ("evidence_live", "EvidenceNotLive"),
+    ],
+)
 def test_arriving_waits(missing: str, held: str) -> None:
     world = FakeWorld()
     setattr(world, missing, False)
@@ -137,9 +140,13 @@ def test_arriving_waits(missing: str, held: str) -> None:
     assert world.settle().weight == 10
 
 
-@pytest.mark.parametrize(("missing", "held"), [
-    ("stable_ready", "StableNotReady"), ("evidence_live", "EvidenceNotLive"),
-])
+@pytest.mark.parametrize(
+    ("missing", "held"),
+    [
+        ("stable_ready", "StableNotReady"),
+        ("evidence_live", "EvidenceNotLive"),
+    ],
+)
 def test_a_step_does_not_complete_blindly(missing: str, held: str) -> None:
     world = FakeWorld().settle()
     world.serve(80, seconds=61.0)

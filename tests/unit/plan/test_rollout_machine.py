@@ -149,7 +149,8 @@ class RolloutMachine(RuleBasedStateMachine):
         passed = 3 if how == "task" else 10
         found = run(stage, candidate=rates(("x", 10, passed), ("y", 10, 10)), **both)
         change = {
-            "running": {"ended": "", "candidate": []}, "hard": {"failed_hard": ["qa/leak"]},
+            "running": {"ended": "", "candidate": []},
+            "hard": {"failed_hard": ["qa/leak"]},
             "broken": {"error": "timed out"},
         }.get(how, {})
         self.world.evaluation = found.model_copy(update={**change, "attempt": self.world.status.attempt})
@@ -169,7 +170,10 @@ class RolloutMachine(RuleBasedStateMachine):
     @rule(ready=st.integers(0, 3), rate=st.sampled_from([0.0, 5.0, 50.0]))
     def room(self, ready: int, rate: float) -> None:
         self.world.room = {
-            "request_rate": rate, "safe_rate": 10.0, "ready_replicas": ready, "wanted_replicas": 2,
+            "request_rate": rate,
+            "safe_rate": 10.0,
+            "ready_replicas": ready,
+            "wanted_replicas": 2,
         }
         self.tick()
         more = self.world.weight > self.before.weight
@@ -212,7 +216,8 @@ class RolloutMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.rolling)
     @rule(
         weights=st.lists(st.integers(1, 100), min_size=1, max_size=4, unique=True).map(sorted),
-        manual=st.booleans(), evaluate=st.booleans(),
+        manual=st.booleans(),
+        evaluate=st.booleans(),
     )
     def other_steps(self, weights: list[int], manual: bool, evaluate: bool) -> None:
         consent = Consent.MANUAL if manual else Consent.AUTOMATIC
@@ -224,12 +229,17 @@ class RolloutMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.rolling)
     @rule(
-        paused=st.booleans(), shadow=st.booleans(), gates=st.booleans(), evaluation=st.booleans(),
+        paused=st.booleans(),
+        shadow=st.booleans(),
+        gates=st.booleans(),
+        evaluation=st.booleans(),
         manual=st.booleans(),
     )
     def other_settings(self, paused: bool, shadow: bool, gates: bool, evaluation: bool, manual: bool) -> None:
         self.world.edit(
-            paused=paused, shadow=SHADOW if shadow else None, guards=TTFT_ONLY if gates else rollout().guards,
+            paused=paused,
+            shadow=SHADOW if shadow else None,
+            guards=TTFT_ONLY if gates else rollout().guards,
             evaluation=SUITES if evaluation else None,
             promotion=Consent.MANUAL if manual else Consent.AUTOMATIC,
         )
@@ -310,8 +320,9 @@ class RolloutMachine(RuleBasedStateMachine):
         if status.attempt and (status.weight or status.shadow_percent) and self.rolling:
             may = eligibility(self.world.rule, status)
             for task, tenant in self.apart.get(status.attempt, ()):
-                assert not any(may.allows(*one) for one in EVERYBODY if task in ("", one[0])
-                               and tenant in ("", one[1]))
+                assert not any(
+                    may.allows(*one) for one in EVERYBODY if task in ("", one[0]) and tenant in ("", one[1])
+                )
 
     @invariant()
     def a_step_of_a_person_was_approved(self) -> None:
@@ -336,7 +347,7 @@ class RolloutMachine(RuleBasedStateMachine):
         if decision is not None:
             assert not (decision.increases and decision.reduces)
             lines = decision.transitions
-            assert tuple(status.history[len(status.history) - len(lines):]) == lines
+            assert tuple(status.history[len(status.history) - len(lines) :]) == lines
 
 
 TestRollout = RolloutMachine.TestCase

@@ -98,7 +98,8 @@ STAGES = ["paused", "held", "evaluating", "approval", "watching", "promoted"]
 @pytest.mark.parametrize("stage", STAGES)
 def test_argo_rollouts_3756_a_human_abort_always_wins(stage: str) -> None:
     change = {
-        "evaluating": {"evaluation": SUITES}, "watching": {"watch": WATCH},
+        "evaluating": {"evaluation": SUITES},
+        "watching": {"watch": WATCH},
         "approval": {"promotion": Consent.MANUAL},
     }.get(stage, {})
     world = FakeWorld(rollout(**change)).settle()
@@ -287,7 +288,8 @@ def test_flagger_1035_no_traffic_in_the_watch_holds_too() -> None:
 def test_argo_rollouts_4479_a_run_of_the_suites_without_answers_is_no_success(how: str) -> None:
     world = FakeWorld(rollout(evaluation=SUITES)).settle()
     world.evaluation = {
-        "error": run(error="connection refused"), "no answers": run(candidate=[]),
+        "error": run(error="connection refused"),
+        "no answers": run(candidate=[]),
         "no suite": run(suites=[]),
     }[how]
     world.settle()

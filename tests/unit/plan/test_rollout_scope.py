@@ -21,9 +21,14 @@ def allowed(world: FakeWorld, task: str = "", tenant: str = "t") -> bool:
     return eligibility(world.rule, world.status).allows(task, tenant)
 
 
-@pytest.mark.parametrize(("task", "tenant", "reason"), [
-    ("sql", "", "TaskRolledBack"), ("", "a", "TenantRolledBack"), ("sql", "a", "SliceRolledBack"),
-])
+@pytest.mark.parametrize(
+    ("task", "tenant", "reason"),
+    [
+        ("sql", "", "TaskRolledBack"),
+        ("", "a", "TenantRolledBack"),
+        ("sql", "a", "SliceRolledBack"),
+    ],
+)
 @pytest.mark.parametrize("why", ["GuardFired", "HardGateBroken"])
 def test_a_slice_goes_back_alone(task: str, tenant: str, reason: str, why: str) -> None:
     world = FakeWorld().settle().complete_stage()
@@ -96,8 +101,9 @@ def test_scope_rule_takes_everything_back() -> None:
     assert (world.status.phase, world.weight) == (Phase.ROLLED_BACK, 0)
 
 
-@pytest.mark.parametrize("slices", [[("sql", ""), ("qa", "")], [("", "a"), ("", "b")],
-                                    [("sql", "a"), ("sql", "b"), ("qa", "")]])
+@pytest.mark.parametrize(
+    "slices", [[("sql", ""), ("qa", "")], [("", "a"), ("", "b")], [("sql", "a"), ("sql", "b"), ("qa", "")]]
+)
 def test_when_nothing_is_left_the_attempt_is_over(slices: list[tuple[str, str]]) -> None:
     world = FakeWorld(match=Match(tasks=["sql", "qa"], tenants=["a", "b"])).settle()
     for task, tenant in slices:
@@ -198,7 +204,8 @@ def test_human_words_come_first() -> None:
     world.edit(abort=True)
     decision = world.says("GuardFired", "sql").tick()
     assert (decision.status.phase, [line.reason for line in decision.transitions]) == (
-        Phase.ABORTED, ["Aborted"],
+        Phase.ABORTED,
+        ["Aborted"],
     )
 
 

@@ -34,7 +34,12 @@ def test_the_full_life() -> None:
     world.settle()
     assert (world.status.phase, world.weight) == (Phase.PROMOTED, 100)
     assert reasons(world) == [
-        "AttemptStarted", "EvaluationPassed", "ShadowComplete", "StepComplete", "WatchStarted", "Promoted",
+        "AttemptStarted",
+        "EvaluationPassed",
+        "ShadowComplete",
+        "StepComplete",
+        "WatchStarted",
+        "Promoted",
     ]
     assert "qa 10/10 (stable 10/10)" in world.status.history[1].message
 
@@ -95,8 +100,14 @@ def test_a_task_that_was_not_answered_at_all_is_no_pass() -> None:
 
 RATES = [
     # min_pass, max_drop, candidate passed, stable passed of 10; good?
-    (0, 0, 9, 9, True), (0, 0, 8, 9, False), (0, 10, 8, 9, True), (0, 10, 7, 9, False),
-    (80, 100, 8, 9, True), (80, 100, 7, 9, False), (100, 0, 10, 10, True), (90, 0, 8, 8, False),
+    (0, 0, 9, 9, True),
+    (0, 0, 8, 9, False),
+    (0, 10, 8, 9, True),
+    (0, 10, 7, 9, False),
+    (80, 100, 8, 9, True),
+    (80, 100, 7, 9, False),
+    (100, 0, 10, 10, True),
+    (90, 0, 8, 8, False),
 ]
 
 

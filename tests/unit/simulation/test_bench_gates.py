@@ -30,9 +30,7 @@ def gates() -> ModuleType:
 def test_the_last_line_has_the_agreed_form(gates: ModuleType) -> None:
     quick = tuple((name, text, weight, 20.0) for name, text, weight, _ in gates.DETECT)
     shapes = ("poisson", gates.RECORDED)
-    sizes = gates.Sizes(
-        aa=1, x5=1, other=1, peers=1, records=200, shapes=shapes, detect=quick, onset_s=40.0
-    )
+    sizes = gates.Sizes(aa=1, x5=1, other=1, peers=1, records=200, shapes=shapes, detect=quick, onset_s=40.0)
     figures = json.loads(json.dumps(gates.bench(sizes, seed=7)))
     assert set(figures) == {"aa", "detect", "peers", "decide_ms", "fold_10k_ms"}
     assert set(figures["aa"]) == {"false_rollback", "time_to_promote_ratio"}

@@ -299,3 +299,17 @@ def test_the_server_needs_no_torch_and_no_operator() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_the_engine_is_heard_and_libraries_only_from_warning_up() -> None:
+    code = """
+import logging
+from sluice_runtime import logs
+logs.setup("info")
+logging.getLogger("sluice_runtime.engine.native").info("as float32")
+logging.getLogger("transformers").info("about to load")
+logging.getLogger("transformers").warning("deprecated")
+"""
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr
+    lines = [json.loads(line)["message"] for line in told.splitlines()]
+    assert lines == ["as float32", "deprecated"]
