@@ -24,7 +24,6 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
 from types import MappingProxyType
 
 from sluice_runtime.engine.blocks import ROOT_KEY, BlockManager, block_key
@@ -34,7 +33,7 @@ from sluice_runtime.engine.preemption import Shares, by_value, displaced
 from sluice_runtime.engine.types import EngineRequest, FinishReason, QueueFull, RequestTooLong
 
 _NO_DRAFTS: Mapping[str, Sequence[int]] = MappingProxyType({})
-_BACKLOG_STEPS = 64
+_BACKLOG_STEPS = 80
 """In about so many steps a burst of prompts is worked off, whatever the streams. With the few tokens that do
 not stretch a step, its first requests would end before its last begin, so that hardly any ran together. All
 steps are as long meanwhile, so the slowest tokens stay within twice the median."""
@@ -148,7 +147,7 @@ class Scheduler:
         drafts: Mapping[str, Sequence[int]] = _NO_DRAFTS,
     ) -> SchedulerOutput:
         """Plan one step at monotonic time `now`: end what is past its deadline, then spend the token budget.
-        `max_prompt_tokens`: at most so many of them for prompts where streams run too (rate.py), or a 64th of
+        `max_prompt_tokens`: at most so many of them for prompts where streams run too (rate.py), or an 80th of
         all prompts that could run, if that is more. `drafts`:
         what may come next in requests that lack one token; as much of it as there is room for is put to the
         test.
@@ -185,10 +184,12 @@ class Scheduler:
         )
 
     def _num_due(self) -> int:
-        """Tokens of prompts that are here and have, or could have, a slot."""
-        waiting = islice(self._queue, max(0, self.max_num_seqs - len(self._running)))
-        lacking = (state.num_lacking for state in chain(self._running.values(), waiting))
-        return sum(num for num in lacking if num > 1)
+        """Tokens of prompts that have a slot, and of as many that wait as there are slots for, whichever of
+        them is next."""
+        running = sum(state.num_lacking for state in self._running.values() if state.num_lacking > 1)
+        waiting = [state.num_lacking for state in self._queue]
+        num_next = min(len(waiting), self.max_num_seqs - len(self._running))
+        return running + (sum(waiting) * num_next // len(waiting) if num_next > 0 else 0)
 
     # -- KV --------------------------------------------------------------------------------------------------
 

@@ -72,12 +72,12 @@ def test_a_burst_of_prompts_is_worked_off_however_few_tokens_a_step_should_hold(
     for name in ("a", "b", "c", "d", "no slot"):
         scheduler.add(request_of(name, tuple(range(1, 129)), 2))
     plan = scheduler.schedule(0.0, 2)
-    assert _shape(plan) == [("stream", 2, 1, True), ("a", 0, 4 * 128 // 64, False)]
+    assert _shape(plan) == [("stream", 2, 1, True), ("a", 0, 4 * 128 // 80, False)]
     for name in ("b", "c", "d", "no slot"):
         scheduler.finish(name)
     scheduler.update_from_output(plan, {"stream": [5]})
     plan = scheduler.schedule(0.0, 2)
-    assert _shape(plan) == [("stream", 3, 1, True), ("a", 8, 2, False)]
+    assert _shape(plan) == [("stream", 3, 1, True), ("a", 6, 2, False)]
     scheduler.update_from_output(plan, {"stream": [5]})
 
 
