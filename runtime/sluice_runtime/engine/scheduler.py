@@ -147,10 +147,9 @@ class Scheduler:
         drafts: Mapping[str, Sequence[int]] = _NO_DRAFTS,
     ) -> SchedulerOutput:
         """Plan one step at monotonic time `now`: end what is past its deadline, then spend the token budget.
-        `max_prompt_tokens`: at most so many of them for prompts where streams run too (rate.py), or an 80th of
-        all prompts that could run, if that is more. `drafts`:
-        what may come next in requests that lack one token; as much of it as there is room for is put to the
-        test.
+        `max_prompt_tokens`: at most so many of them for prompts where streams run too (rate.py), or an
+        80th of all that could run, if that is more. `drafts`: what may come next in requests that lack one
+        token; as much of it as there is room for is put to the test.
 
         Requests that lack one token come first, so that a long prompt never delays a running stream by more
         than one step; then admissions; then prompts, divided among tenants, oldest first within one.
