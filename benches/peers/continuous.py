@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 import transformers
-from benches.engine.work import MAX_SEQS, MAX_TOKENS, Job, Outcome, Request
-from benches.peers.serve import Measure, serve
+from benches.engine.work import MAX_SEQS, MAX_TOKENS, Job, Outcome
+from benches.peers.serve import Measure, serve, warmed
 
 _PAGE = 256
 
@@ -58,12 +58,7 @@ def start(path: Path, _option: str) -> tuple[Measure, dict[str, object]]:
         assert [len(t) for t in times.values()] == [r.num_out for r in job.requests]
         return Outcome(time.perf_counter() - began, tuple(tuple(t) for t in times.values()))
 
-    def measure(job: Job) -> Outcome:
-        if job.warm:
-            run(Job((Request(0.0, job.warm, 1),)))
-        return run(job)
-
-    return measure, {"version": transformers.__version__, "threads": torch.get_num_threads()}
+    return warmed(run), {"version": transformers.__version__, "threads": torch.get_num_threads()}
 
 
 if __name__ == "__main__":

@@ -20,9 +20,20 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from benches.engine.work import Job, Outcome, job
+from benches.engine.work import Job, Outcome, Request, job
 
 Measure = Callable[[Job], Outcome]
+
+
+def warmed(run: Measure) -> Measure:
+    """`run`, after it has computed what the job's requests share: for who caches prefixes."""
+
+    def measure(job: Job) -> Outcome:
+        if job.warm:
+            run(Job((Request(0.0, job.warm, 1),)))
+        return run(job)
+
+    return measure
 
 
 def serve(start: Callable[[Path, str], tuple[Measure, dict[str, object]]]) -> None:

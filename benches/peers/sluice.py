@@ -6,32 +6,26 @@ import asyncio
 import time
 from pathlib import Path
 
+from benches.engine.probe import answer
 from benches.engine.work import MAX_SEQS, MAX_TOKENS, Job, Outcome, Request
-from benches.peers.serve import Measure, serve
+from benches.peers.serve import Measure, serve, warmed
 
 from sluice_runtime.engine import machine
 from sluice_runtime.engine.engine import Engine
-from sluice_runtime.engine.types import EngineConfig, EngineRequest, SamplingParams
+from sluice_runtime.engine.types import EngineConfig
 from sluice_runtime.models import ModelSource, load
-
-_SCOPE = "bench"
 
 
 async def _stream(engine: Engine, name: str, request: Request, began: float) -> tuple[float, ...]:
     """When each token of a request came."""
     await asyncio.sleep(max(0.0, began + request.at - time.perf_counter()))
-    sampling = SamplingParams(max_tokens=request.num_out, temperature=0.0, ignore_eos=True)
-    times: list[float] = []
-    async for chunk in engine.submit(EngineRequest(name, request.prompt, sampling, _SCOPE)):
-        times += [time.perf_counter() - began] * len(chunk.token_ids)
+    times = await answer(engine, name, request.prompt, request.num_out)
     assert len(times) == request.num_out, f"{len(times)} tokens instead of {request.num_out}"
-    return tuple(times)
+    return tuple(at - began for at in times)
 
 
 async def run(engine: Engine, job: Job) -> Outcome:
     """The whole path: submit, schedule, forward, sample, detokenise, asyncio delivery."""
-    if job.warm:
-        await _stream(engine, "warm", Request(0.0, job.warm, 1), time.perf_counter())
     began = time.perf_counter()
     times = await asyncio.gather(
         *(_stream(engine, str(i), request, began) for i, request in enumerate(job.requests))
@@ -47,7 +41,7 @@ def start(path: Path, quantization: str) -> tuple[Measure, dict[str, object]]:
     engine = Engine(model, config)
     engine.start()
     about: dict[str, object] = {"threads": machine.num_threads(), "weight_bytes": model.weight_bytes}
-    return lambda job: asyncio.run(run(engine, job)), about
+    return warmed(lambda job: asyncio.run(run(engine, job))), about
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from benches.engine.work import MAX_SEQS, MAX_TOKENS, Job, Outcome, Request
-from benches.peers.serve import Measure, serve
+from benches.engine.work import MAX_SEQS, MAX_TOKENS, Job, Outcome
+from benches.peers.serve import Measure, serve, warmed
 
 SETTINGS = {
     "VLLM_CPU_KVCACHE_SPACE": "2",
@@ -63,12 +63,7 @@ def start(path: Path, mode: str) -> tuple[Measure, dict[str, object]]:
         assert [len(t) for t in times.values()] == [r.num_out for r in job.requests]
         return Outcome(time.perf_counter() - began, tuple(tuple(t) for t in times.values()))
 
-    def measure(job: Job) -> Outcome:
-        if job.warm:
-            run(Job((Request(0.0, job.warm, 1),)))
-        return run(job)
-
-    return measure, {"version": vllm.__version__, "torch": torch.__version__}
+    return warmed(run), {"version": vllm.__version__, "torch": torch.__version__}
 
 
 if __name__ == "__main__":

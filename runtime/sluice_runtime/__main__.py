@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sluice_runtime import launch
-from sluice_runtime.backend import BackendSpec, EngineSpec, digest
+from sluice_runtime.backend import BackendSpec, EngineSpec, ModelSpec, digest
 from sluice_runtime.state import EnginePort, Identity
 
 if TYPE_CHECKING:
@@ -48,15 +49,10 @@ def load(spec: BackendSpec, device: str) -> tuple[EnginePort, Identity]:
     """Load and warm up; raises a `ModelError` that says why not."""
     from sluice_runtime import models
 
-    source, settings = spec.model, spec.engine
-    wanted = models.ModelSource(
-        path=Path(source.path) if source.path is not None else None,
-        repo=source.repo,
-        revision=source.revision,
-        gguf_file=source.file,
-        dtype=settings.dtype,
+    settings = spec.engine
+    wanted = replace(
+        _source(spec.model, settings, device),
         quantization=None if settings.quantization == "None" else settings.quantization,
-        device=device,
         num_ranks=settings.tensor_parallel,
     )
     draft = None
@@ -74,6 +70,20 @@ def load(spec: BackendSpec, device: str) -> tuple[EnginePort, Identity]:
     return engine, Identity(identity, spec.settings_digest, runtime)
 
 
+def _source(model: ModelSpec, settings: EngineSpec, device: str) -> ModelSource:
+    """A model as its files are, in the engine's element type."""
+    from sluice_runtime import models
+
+    return models.ModelSource(
+        path=Path(model.path) if model.path is not None else None,
+        repo=model.repo,
+        revision=model.revision,
+        gguf_file=model.file,
+        dtype=settings.dtype,
+        device=device,
+    )
+
+
 def _load_draft(settings: EngineSpec, device: str) -> LoadedModel | None:
     """The draft, of the model's element type and as its files are. Raises a `ModelError` that names the
     field."""
@@ -81,17 +91,8 @@ def _load_draft(settings: EngineSpec, device: str) -> LoadedModel | None:
         return None
     from sluice_runtime import models
 
-    source = settings.speculation.draft
-    wanted = models.ModelSource(
-        path=Path(source.path) if source.path is not None else None,
-        repo=source.repo,
-        revision=source.revision,
-        gguf_file=source.file,
-        dtype=settings.dtype,
-        device=device,
-    )
     try:
-        return models.load(wanted)
+        return models.load(_source(settings.speculation.draft, settings, device))
     except models.ModelError as error:
         raise type(error)(f"engine.speculation.draft: {error}") from error
 

@@ -72,13 +72,12 @@ class Verifiers:
 
     async def ask(self, verifier: VerifierSpec, question: Question) -> Finding:
         """Its verdict, within `timeout_seconds`. Never raises but when cancelled, which ends the call."""
-        body = question.body()
         if len(question.answer.encode("utf-8", "replace")) > MAX_TEXT_BYTES:
             return TOO_LARGE
         slot = self._slots.setdefault(verifier.url, asyncio.Semaphore(MAX_CALLS))
         try:
             async with asyncio.timeout(verifier.timeout_seconds), slot:
-                return await _post(verifier.url, body, question.request_id)
+                return await _post(verifier.url, question.body(), question.request_id)
         except TimeoutError:
             return TIMED_OUT
         except (OSError, UnicodeError):  # an IDNA name that is none is a UnicodeError

@@ -19,7 +19,7 @@ from ..evidence import Collector
 from ..plan import names
 from ..plan.arms import CANDIDATE, STABLE, PodConfig
 from ..plan.backend_status import PodState
-from ..plan.limits import limit_set
+from ..plan.limits import LimitSet, limit_set
 from ..plan.routes import Accepted, ArmKey, BackendView, Inputs, Plan, Review, RuleKey, plan
 from ..xds import state as gateway
 from ..xds.server import AdsServer
@@ -164,14 +164,15 @@ class Router:
                 if arm.config in self._known:
                     held.setdefault(cluster, {})[arm.config] = self._known[arm.config]
         self._known = {version: config for configs in held.values() for version, config in configs.items()}
-        tenants = self._limits()
+        tenants, limits = self._limits(), dict[TokenCaps, LimitSet]()
         for cluster in made.endpoints:
             namespace, backend = cluster.split("/", 1)
             owner = self._cache.backends.get((namespace, backend))
             caps = owner.spec.limits if isinstance(owner, InferenceBackend) else TokenCaps()
-            limits = limit_set(caps, tenants)
+            if caps not in limits:  # most backends have none: one digest over all tenants serves them all
+                limits[caps] = limit_set(caps, tenants)
             for state in self.pod_states(namespace, backend):
-                self._collector.configure(state.pod, held.get(cluster, {}), limits)
+                self._collector.configure(state.pod, held.get(cluster, {}), limits[caps])
 
     async def _push(self, state: gateway.GatewayState) -> None:
         """Pushes; where a candidate becomes stable, first routes in which it is both, or weights would

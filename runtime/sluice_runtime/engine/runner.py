@@ -159,11 +159,18 @@ class ModelRunner:
         ]
         # With nothing to sample the head still runs on one row: "keep none" can't be said.
         keep = self._tensor([row for row, _ in sampling] or [0])
+        logits = self._forward(batch, input_ids, self._tensor(positions), keep)
+        return logits[: len(sampling)], [request_id for _, request_id in sampling]
+
+    def _forward(self, batch: PagedBatch, token_ids: Tensor, positions: Tensor, keep: Tensor | int) -> Tensor:
+        """The model by its modules over one packed row: logits [kept, vocabulary]."""
+        cache = self._cache
+        assert cache is not None, "allocate_kv first"
         cache.batch = batch
         try:
             output = self.model(
-                input_ids=input_ids[None],
-                position_ids=self._tensor(positions)[None],
+                input_ids=token_ids[None],
+                position_ids=positions[None],
                 cache=cache,
                 paged_cache=cache,
                 use_cache=True,
@@ -172,7 +179,7 @@ class ModelRunner:
         finally:
             cache.batch = None
         logits: Tensor = output.logits[0]
-        return logits[: len(sampling)], [request_id for _, request_id in sampling]
+        return logits
 
     def _tensor(self, values: list[int], dtype: torch.dtype = torch.long) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=self.device)

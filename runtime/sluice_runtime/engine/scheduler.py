@@ -185,10 +185,11 @@ class Scheduler:
     def _num_due(self) -> int:
         """Tokens of prompts that have a slot, and of as many that wait as there are slots for, whichever of
         them is next."""
-        running = sum(state.num_lacking for state in self._running.values() if state.num_lacking > 1)
-        waiting = [state.num_lacking for state in self._queue]
-        num_next = min(len(waiting), self.max_num_seqs - len(self._running))
-        return running + (sum(waiting) * num_next // len(waiting) if num_next > 0 else 0)
+        num_due = sum(state.num_lacking for state in self._running.values() if state.num_lacking > 1)
+        num_next = min(len(self._queue), self.max_num_seqs - len(self._running))
+        if num_next > 0:
+            num_due += sum(state.num_lacking for state in self._queue) * num_next // len(self._queue)
+        return num_due
 
     # -- KV --------------------------------------------------------------------------------------------------
 

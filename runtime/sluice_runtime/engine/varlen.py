@@ -179,21 +179,6 @@ class VarlenRunner(ModelRunner):
         )
 
     def _compute(self, batch: PagedBatch, token_ids: Tensor, positions: Tensor, keep: Tensor | int) -> Tensor:
-        cache = self._cache
-        assert cache is not None, "allocate_kv first"
-        cache.batch = batch
-        try:
-            # cuDNN would build a plan for each new number of tokens.
-            with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-                output = self.model(
-                    input_ids=token_ids.long()[None],
-                    position_ids=positions.long()[None],
-                    cache=cache,
-                    paged_cache=cache,
-                    use_cache=True,
-                    logits_to_keep=keep,
-                )
-        finally:
-            cache.batch = None
-        logits: Tensor = output.logits[0]
-        return logits
+        # cuDNN would build a plan for each new number of tokens.
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return self._forward(batch, token_ids.long(), positions.long(), keep)

@@ -119,17 +119,15 @@ static void meet(Tile *t, const Model *model, const Layer *layer, const int32_t 
         int count = rows - row < MAX_ROWS ? rows - row : MAX_ROWS;
         const bf16 *weight[MAX_PANELS];
         for (int p = 0; p < panels; p++) weight[p] = t->keys + p * PANEL * dim;
-        if (wide_is_faster)
-            wide_tile(count, panels, t->wide_queries + row * dim, dim, weight, (int)dim, t->scores + row * KEYS);
-        else bf16_tile(count, panels, t->queries + row * dim, dim, weight, (int)dim, t->scores + row * KEYS);
+        fastest_tile(count, panels, t->queries + row * dim, t->wide_queries + row * dim, dim, weight, (int)dim,
+                     t->scores + row * KEYS);
         for (int r = row; r < row + count; r++)
             soften(t, r, first_key, first_at + r / group, layer->window, model->scaling * 1.44269504f);
         for (int64_t d = 0; d < dim; d += TILE_WIDTH) {
             int wide = dim - d < TILE_WIDTH ? (int)(dim - d) / PANEL : MAX_PANELS;
             for (int p = 0; p < wide; p++) weight[p] = t->values + (d + p * PANEL) * KEYS;
-            if (wide_is_faster)
-                wide_tile(count, wide, t->wide_weights + row * KEYS, KEYS, weight, panels * PANEL, t->part);
-            else bf16_tile(count, wide, t->weights + row * KEYS, KEYS, weight, panels * PANEL, t->part);
+            fastest_tile(count, wide, t->weights + row * KEYS, t->wide_weights + row * KEYS, KEYS, weight,
+                         panels * PANEL, t->part);
             for (int r = 0; r < count; r++)
                 for (int p = 0; p < wide; p++) {
                     float *sum = t->sum + (row + r) * dim + d + p * PANEL;

@@ -95,7 +95,7 @@ void int8_product(const Linear *linear, const Input *input, int row, int rows, c
                   float *tile) {
     const int8_t *weight[MAX_PANELS];
     for (int p = 0; p < panels; p++) weight[p] = bytes_of(linear, at[p]);
-    int8_tile(rows, panels, input->x + row * input->stride, input->stride, weight, linear->in, tile);
+    int8_tile(rows, panels, input->x + (int64_t)row * linear->in, linear->in, weight, linear->in, tile);
     scale_tile(linear, rows, at, panels, tile);
 }
 
@@ -103,7 +103,7 @@ void int8_expanded(const Linear *linear, const Input *input, int row, int rows, 
                    float *tile) {
     const bf16 *weight[MAX_PANELS];
     for (int p = 0; p < panels; p++) weight[p] = input->expanded + (int64_t)p * PANEL * linear->in;
-    bf16_tile(rows, panels, input->x + row * input->stride, input->stride, weight, linear->in, tile);
+    bf16_tile(rows, panels, input->x + (int64_t)row * linear->in, linear->in, weight, linear->in, tile);
     scale_tile(linear, rows, at, panels, tile);
 }
 
@@ -135,7 +135,7 @@ ALWAYS_INLINE void end_group(const Linear *linear, const int rows, const int pan
 ALWAYS_INLINE void int4_kernel(const int rows, const int panels, const int expanded, const Linear *linear,
                                const Input *input, int row, const int *at, float *tile) {
     const int64_t groups = linear->in / linear->group;
-    const bf16 *x = input->x + row * input->stride;
+    const bf16 *x = input->x + (int64_t)row * linear->in;
     const float *sums = linear->zero ? input->sums + row * groups : 0;
     const __m512i table = nibble_table();
     const uint8_t *packed[MAX_PANELS];
@@ -159,7 +159,7 @@ ALWAYS_INLINE void int4_kernel(const int rows, const int panels, const int expan
                     w[p] = expanded ? _mm512_loadu_si512(packed[p] + (k + 2 * pair) * PANEL * 2)
                                     : pair_of_nibbles(words[p], pair, table);
                 for (int r = 0; r < rows; r++) {
-                    const __m512i v = pair_at(x + r * input->stride + k + 2 * pair);
+                    const __m512i v = pair_at(x + (int64_t)r * linear->in + k + 2 * pair);
                     for (int p = 0; p < panels; p++)
                         sum[r][p] = _mm512_dpbf16_ps(sum[r][p], (__m512bh)v, (__m512bh)w[p]);
                 }
@@ -251,7 +251,7 @@ void widen_row(const bf16 *x, int in, float *to) {
 
 void prepare_row(const Linear *linear, const Input *input, int row) {
     if (!needs_preparation(linear)) return;
-    const bf16 *x = input->x + row * input->stride;
+    const bf16 *x = input->x + (int64_t)row * linear->in;
     if (linear->kind == KIND_BF16) {
         widen_row(x, linear->in, input->wide + (int64_t)row * linear->in);
         return;

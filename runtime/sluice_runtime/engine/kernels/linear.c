@@ -54,7 +54,7 @@ static Kernel *kernel_of(const Linear *linear, int many) {
         case KIND_INT8: return many ? int8_expanded : int8_product;
         case KIND_INT4: return many ? int4_expanded : int4_product;
         case KIND_W8A8: return w8a8_product;
-        default: return wide_is_faster ? wide_product : bf16_product;
+        default: return bf16_product;
     }
 }
 

@@ -68,20 +68,25 @@ static void place(const Model *model, const Work *work, const Layer *layer, int6
     }
 }
 
-/* Normalise rows of the residual stream into the next product's input. */
+/* Normalise a row of the residual stream into row `to` of the next product's input. */
+static void enter_row(const Model *model, const Work *work, const bf16 *weight, const Linear *next, int64_t row, int64_t to) {
+    Input input = work->input;
+    input.x = work->normed;
+    norm(work->residual + row * model->hidden, weight, model->hidden, model->epsilon, work->normed + to * model->hidden);
+    prepare_row(next, &input, (int)to);
+}
+
+/* The same for all rows. */
 static void enter(const Model *model, const Work *work, const bf16 *weight, const Linear *next, int64_t rows, Team team) {
     const Share mine = share(rows, team);
-    for (int64_t row = mine.first; row < mine.end; row++) {
-        norm(work->residual + row * model->hidden, weight, model->hidden, model->epsilon, work->normed + row * model->hidden);
-        prepare_row(next, &(Input){work->normed, model->hidden, work->input.levels, work->input.scale, work->input.sums, work->input.wide, 0}, (int)row);
-    }
+    for (int64_t row = mine.first; row < mine.end; row++) enter_row(model, work, weight, next, row, row);
     meet_all(team);
 }
 
 static void multiply(const Linear *linear, const Work *work, const bf16 *x, int prepared, Store store, void *to,
                      int64_t stride, int64_t rows, Team team) {
     Input input = work->input;
-    input.x = x, input.stride = linear->in;
+    input.x = x;
     if (!prepared && needs_preparation(linear)) {
         const Share mine = share(rows, team);
         for (int64_t row = mine.first; row < mine.end; row++) prepare_row(linear, &input, (int)row);
@@ -109,11 +114,8 @@ static void run_layer(const Model *model, const Step *step, const Work *work, in
 
 static void run_head(const Model *model, const Step *step, const Work *work, Team team) {
     const Share mine = share(step->num_kept, team);
-    for (int64_t i = mine.first; i < mine.end; i++) {
-        norm(work->residual + step->kept[i] * model->hidden, model->norm, model->hidden, model->epsilon,
-             work->normed + i * model->hidden);
-        prepare_row(model->head, &(Input){work->normed, model->hidden, work->input.levels, work->input.scale, work->input.sums, work->input.wide, 0}, (int)i);
-    }
+    for (int64_t i = mine.first; i < mine.end; i++)
+        enter_row(model, work, model->norm, model->head, step->kept[i], i);
     meet_all(team);
     multiply(model->head, work, work->normed, 1, STORE_F32, step->logits, model->head->out, step->num_kept, team);
 }
@@ -127,6 +129,16 @@ static int64_t queries_per_tile(const Model *model) { return max_of(1, 48 / (mod
 /* Takes the next bytes of `base`, where there is one; else only counts. */
 #define PART(NAME, COUNT) \
     (NAME) = (void *)(base ? base + at : NULL), at += ((COUNT) * (int64_t)sizeof(*(NAME)) + 63) / 64 * 64
+
+/* The parts of an input of `width` values a row, from `at` on; returns where they end. */
+static int64_t cut_input(Input *input, int64_t rows, int64_t width, int64_t num_threads, uint8_t *base, int64_t at) {
+    PART(input->levels, rows * width);
+    PART(input->scale, rows);
+    PART(input->sums, rows * width / 8);
+    PART(input->wide, wide_is_faster ? rows * width : 0);
+    PART(input->expanded, num_threads * TILE_WIDTH * width);
+    return at;
+}
 
 /* The bytes of a step's scratch; `base` NULL only counts. */
 static int64_t cut(const Model *model, const Step *step, uint8_t *base, Work *work) {
@@ -143,12 +155,7 @@ static int64_t cut(const Model *model, const Step *step, uint8_t *base, Work *wo
     PART(work->tile_span, rows);
     PART(work->tile_first, rows);
     PART(work->taken, model->num_layers);
-    PART(work->input.levels, rows * widest);
-    PART(work->input.scale, rows);
-    PART(work->input.sums, rows * widest / 8);
-    PART(work->input.wide, wide_is_faster ? rows * widest : 0);
-    PART(work->input.expanded, step->num_threads * TILE_WIDTH * widest);
-    return at;
+    return cut_input(&work->input, rows, widest, step->num_threads, base, at);
 }
 
 int64_t sluice_scratch_bytes(const Model *model, int64_t rows, int64_t num_threads) {
@@ -240,26 +247,15 @@ static void run_product(void *data) {
     product(job->linear, &job->input, job->rows, &job->output, team);
 }
 
-/* The bytes of a product's scratch, and where its parts lie. */
-static int64_t cut_product(const Linear *linear, int64_t rows, int64_t num_threads, uint8_t *base, Input *input) {
-    int64_t at = 0;
-    PART(input->levels, rows * linear->in);
-    PART(input->scale, rows);
-    PART(input->sums, rows * linear->in / 8);
-    PART(input->wide, wide_is_faster ? rows * linear->in : 0);
-    PART(input->expanded, num_threads * TILE_WIDTH * linear->in);
-    return at;
-}
-
 int64_t sluice_product_bytes(const Linear *linear, int64_t rows, int64_t num_threads) {
     Input input;
-    return cut_product(linear, rows, num_threads, NULL, &input);
+    return cut_input(&input, rows, linear->in, num_threads, NULL, 0);
 }
 
 /* x [rows, in] to y [rows, out], both bfloat16 and dense; `scratch` of `sluice_product_bytes`. */
 void sluice_product(const Linear *linear, const bf16 *x, bf16 *y, int64_t rows, int64_t num_threads, void *scratch) {
-    ProductJob job = {linear, {.x = x, .stride = linear->in}, {STORE_BF16, y, linear->out}, (int)rows, {0, 0}};
-    cut_product(linear, rows, num_threads, scratch, &job.input);
+    ProductJob job = {linear, {.x = x}, {STORE_BF16, y, linear->out}, (int)rows, {0, 0}};
+    cut_input(&job.input, rows, linear->in, num_threads, scratch, 0);
     openmp.parallel(run_product, &job, (unsigned)num_threads, 0);
 }
 

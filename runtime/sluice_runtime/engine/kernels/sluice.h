@@ -33,10 +33,9 @@ typedef struct {
     int32_t kind, in, out, group;
 } Linear;
 
-/* A product's input of several rows; all but x and its stride is filled while it is computed. */
+/* A product's input of several rows; all but x is filled while it is computed. */
 typedef struct {
-    const bf16 *x; /* [rows, stride] */
-    int64_t stride;
+    const bf16 *x; /* [rows, in] */
     uint8_t *levels; /* W8A8: x / scale + 128, [rows, in] */
     float *scale;    /* W8A8: [rows] */
     float *sums;     /* INT4 with zeros: sums of x by group, [rows, in/group] */
@@ -111,9 +110,10 @@ typedef void Kernel(const Linear *linear, const Input *input, int row, int rows,
 /* tile.c */
 void bf16_tile(int rows, int panels, const bf16 *x, int64_t stride, const bf16 *const *weight, int in,
                float *tile);
-void wide_tile(int rows, int panels, const float *x, int64_t stride, const bf16 *const *weight, int in,
-               float *tile);
-Kernel bf16_product, wide_product;
+/* The same by the faster way; `wide` is x as floats, and is all that is read where `wide_is_faster`. */
+void fastest_tile(int rows, int panels, const bf16 *x, const float *wide, int64_t stride, const bf16 *const *weight,
+                  int in, float *tile);
+Kernel bf16_product;
 extern int wide_is_faster; /* whether products of bfloat16 are summed by float32's own instructions */
 void choose_products(void);
 

@@ -29,13 +29,6 @@ void bf16_tile(int rows, int panels, const bf16 *x, int64_t stride, const bf16 *
     EACH_SIZE(bf16_kernel, x, stride, weight, in, tile)
 }
 
-void bf16_product(const Linear *linear, const Input *input, int row, int rows, const int *at, int panels,
-                  float *tile) {
-    const bf16 *weight[MAX_PANELS];
-    for (int p = 0; p < panels; p++) weight[p] = (const bf16 *)linear->weight + (int64_t)at[p] * PANEL * linear->in;
-    bf16_tile(rows, panels, input->x + row * input->stride, input->stride, weight, linear->in, tile);
-}
-
 /* -- the same in float32 ---------------------------------------------------------------------------------- */
 
 /* Some processors multiply floats twice as fast as pairs of bfloat16, others half as fast. */
@@ -66,16 +59,9 @@ ALWAYS_INLINE void wide_kernel(const int rows, const int panels, const float *x,
         for (int p = 0; p < panels; p++) _mm512_storeu_ps(tile + r * TILE_WIDTH + p * PANEL, sum[r][p]);
 }
 
-void wide_tile(int rows, int panels, const float *x, int64_t stride, const bf16 *const *weight, int in,
-               float *tile) {
+static void wide_tile(int rows, int panels, const float *x, int64_t stride, const bf16 *const *weight, int in,
+                      float *tile) {
     EACH_SIZE(wide_kernel, x, stride, weight, in, tile)
-}
-
-void wide_product(const Linear *linear, const Input *input, int row, int rows, const int *at, int panels,
-                  float *tile) {
-    const bf16 *weight[MAX_PANELS];
-    for (int p = 0; p < panels; p++) weight[p] = (const bf16 *)linear->weight + (int64_t)at[p] * PANEL * linear->in;
-    wide_tile(rows, panels, input->wide + (int64_t)row * linear->in, linear->in, weight, linear->in, tile);
 }
 
 /* -- which of them ---------------------------------------------------------------------------------------- */
@@ -100,6 +86,20 @@ static uint64_t cycles(int wide) {
         if (took < least) least = took;
     }
     return least;
+}
+
+void fastest_tile(int rows, int panels, const bf16 *x, const float *wide, int64_t stride, const bf16 *const *weight,
+                  int in, float *tile) {
+    if (wide_is_faster) wide_tile(rows, panels, wide, stride, weight, in, tile);
+    else bf16_tile(rows, panels, x, stride, weight, in, tile);
+}
+
+void bf16_product(const Linear *linear, const Input *input, int row, int rows, const int *at, int panels,
+                  float *tile) {
+    const int64_t from = (int64_t)row * linear->in;
+    const bf16 *weight[MAX_PANELS];
+    for (int p = 0; p < panels; p++) weight[p] = (const bf16 *)linear->weight + (int64_t)at[p] * PANEL * linear->in;
+    fastest_tile(rows, panels, input->x + from, input->wide + from, linear->in, weight, linear->in, tile);
 }
 
 void choose_products(void) { wide_is_faster = cycles(1) < cycles(0); }
