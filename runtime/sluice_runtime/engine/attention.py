@@ -6,7 +6,8 @@ kv_heads, dim].
 
 Kernels stand in one table, the plain-torch oracle among them. Invariant: each kernel gives what the oracle
 gives, up to rounding; what a kernel can't do (soft-capping, a window, devices) goes to the oracle, and what
-the oracle can't do is refused, never ignored.
+the oracle can't do is refused, never ignored. In bfloat16 on a CPU the C kernel (native_pages.py) writes and
+reads pages of every format; torch's decode quantised ones before a product.
 
 `_varlen` is written from torch's source and is not yet run on CUDA.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
+from sluice_runtime.engine import native_pages
 from sluice_runtime.engine.pages import SCALE_DTYPE, PageFormat
 
 IMPLEMENTATION = "sluice_paged"
@@ -93,6 +96,23 @@ class PagedBatch:
     context_lens: Tensor | None = None
     query_starts: Tensor | None = None
 
+    @cached_property
+    def spans(self) -> native_pages.Spans:
+        """Buckets and spans as the C kernel takes them, made once for all layers."""
+        rows: list[tuple[int, int, int, int]] = []
+        tables: list[Tensor] = []
+        at = 0
+        for bucket in self.decodes:
+            for i, length in enumerate(bucket.context_lens):
+                rows.append((bucket.first + i, 1, length - 1, at + i * bucket.width))
+            tables.append(bucket.blocks)
+            at += len(bucket.blocks)
+        for span in self.prefills:
+            rows.append((span.first, span.num_queries, span.start, at))
+            tables.append(span.blocks)
+            at += len(span.blocks)
+        return native_pages.Spans(torch.tensor(rows, dtype=torch.int32), torch.cat(tables).int())
+
 
 class PagedCache:
     """KV of all requests: one tensor of keys and one of values for each layer, allocated once.
@@ -103,6 +123,7 @@ class PagedCache:
     its kernel wants. `keys` and `values` are [blocks, block_size, kv_heads, dim] either way, `keys_by_head`
     and `values_by_head` the same memory as [kv_heads, blocks, block_size, dim]. With a `format` (pages.py)
     they hold its dtype, and `key_scales` and `value_scales` are [kv_heads, blocks, block_size]; else None.
+    `native` are each layer's pages for the C kernels, None where these don't take them.
     """
 
     def __init__(
@@ -140,7 +161,15 @@ class PagedCache:
 
         self.key_scales = [scales(heads) for heads, _, _ in shapes]
         self.value_scales = [scales(heads) for heads, _, _ in shapes]
+        self.native = [self._bound(layer) for layer in range(len(shapes))]
         self.batch: PagedBatch | None = None
+
+    def _bound(self, layer: int) -> native_pages.NativePages | None:
+        if self.compute_dtype != torch.bfloat16:
+            return None
+        of_keys, of_values = self.key_scales[layer], self.value_scales[layer]
+        scales = None if of_keys is None or of_values is None else (of_keys, of_values)
+        return native_pages.bind(self.keys_by_head[layer], self.values_by_head[layer], scales)
 
     def storage(self) -> list[Tensor]:
         """All that a block's KV is made of: views [kv_heads, blocks, block_size, …] of the memory."""
@@ -150,10 +179,12 @@ class PagedCache:
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         batch = self.batch
         assert batch is not None, "update outside a step"
-        new_key, new_value = key[0], value[0]
-        if self.format is not None:
-            new_key, key = self._encode(key, self.key_scales[layer_idx], batch)
-            new_value, value = self._encode(value, self.value_scales[layer_idx], batch)
+        native, new_key, new_value = self.native[layer_idx], key[0], value[0]
+        if native is not None and key.dtype == value.dtype == self.compute_dtype:
+            native.write(new_key.transpose(0, 1), new_value.transpose(0, 1), batch.slots)
+            return key, value
+        new_key = self._encode(new_key, self.key_scales[layer_idx], batch)
+        new_value = self._encode(new_value, self.value_scales[layer_idx], batch)
         for slots, new in ((self._key_slots[layer_idx], new_key), (self._value_slots[layer_idx], new_value)):
             if batch.only_slot is None:
                 # Bytes are copied as bytes: FP8 has no index_copy_.
@@ -163,14 +194,13 @@ class PagedCache:
                 slots[:, batch.only_slot].copy_(new[:, 0])
         return key, value
 
-    def _encode(self, new: Tensor, scales: Tensor | None, batch: PagedBatch) -> tuple[Tensor, Tensor]:
-        """New KV [1, heads, tokens, dim] as stored, without its first dimension, and as a reader of the page
-        sees it. Its scales go into their slots."""
-        assert self.format is not None
-        assert scales is not None
-        stored, scale = self.format.encode(new[0])
+    def _encode(self, new: Tensor, scales: Tensor | None, batch: PagedBatch) -> Tensor:
+        """New KV [heads, tokens, dim] as stored. Its scales go into their slots."""
+        if self.format is None or scales is None:
+            return new
+        stored, scale = self.format.encode(new)
         scales.flatten(1, 2).index_copy_(1, batch.slots, scale)
-        return stored, self.format.decode(stored, scale, torch.empty_like(new[0]))[None]
+        return stored
 
     def read(self, layer: int, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Keys and values of `blocks`, [kv_heads, len(blocks) * block_size, dim] in `dtype`. Plain, for the
@@ -259,18 +289,22 @@ def paged_attention(
     assert batch is not None, "attention outside a step"
     if sliding_window is not None and batch.max_context <= sliding_window:
         options = AttentionOptions(options.scaling, None, softcap)
-    has_tables = batch.block_tables is not None
-    kernel = select_kernel(query, options, paged_cache.format is not None, has_tables)
+    kernel = select_kernel(query, options, paged_cache.native[layer], batch.block_tables is not None)
     return kernel(query, key, value, paged_cache, layer, options).unsqueeze(0), None
 
 
 def select_kernel(
-    query: Tensor, options: AttentionOptions, quantized: bool = False, has_tables: bool = False
+    query: Tensor,
+    options: AttentionOptions,
+    pages: native_pages.NativePages | None = None,
+    has_tables: bool = False,
 ) -> Kernel:
-    """The fastest kernel that can do it; the oracle can do everything. `quantized`: pages are. `has_tables`:
-    the batch is one for `_varlen` (varlen.py has seen to it that it can)."""
+    """The fastest kernel that can do it; the oracle can do everything. `pages`: the layer's, where the C
+    kernel reads them. `has_tables`: the batch is one for `_varlen` (varlen.py has seen to it that it can)."""
     if has_tables:
         return _varlen
+    if pages is not None and options.softcap is None and pages.attends(query):
+        return _native
     if options.window is not None or options.softcap is not None:
         return oracle
     return _matmul
@@ -338,7 +372,7 @@ def _matmul(
         attended[rows] = product.view(kv_heads, bucket.size, groups, -1).transpose(0, 1)
     for span in batch.prefills:
         rows = slice(span.first, span.first + span.num_queries)
-        if span.start == 0:
+        if span.start == 0 and cache.format is None:
             k, v = key[0, :, rows], value[0, :, rows]
         else:
             k = _gather(cache, cache.keys_by_head[layer], cache.key_scales[layer], span.blocks, "k").flatten(
@@ -430,6 +464,17 @@ def _varlen(
     return attended
 
 
-KERNELS: dict[str, Kernel] = {"oracle": oracle, "matmul": _matmul, "varlen": _varlen}
+def _native(
+    query: Tensor, key: Tensor, value: Tensor, cache: PagedCache, layer: int, options: AttentionOptions
+) -> Tensor:
+    """The C kernel of whole decoders (kernels/attention.c), straight on pages of any format."""
+    del key, value
+    batch, pages = cache.batch, cache.native[layer]
+    assert batch is not None
+    assert pages is not None
+    return pages.attend(query[0].transpose(0, 1), batch.spans, options.scaling, options.window)
+
+
+KERNELS: dict[str, Kernel] = {"oracle": oracle, "matmul": _matmul, "varlen": _varlen, "native": _native}
 
 AttentionInterface.register(IMPLEMENTATION, paged_attention)

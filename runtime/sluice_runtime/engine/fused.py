@@ -28,6 +28,7 @@ from transformers.models.qwen3 import modeling_qwen3
 from sluice_runtime.engine import native
 from sluice_runtime.engine.attention import PagedCache
 from sluice_runtime.engine.linear import PackedPart, QuantizedLinear
+from sluice_runtime.engine.native_pages import MAX_HEAD_DIM, MAX_QUERIES
 from sluice_runtime.engine.plan import ScheduledChunk
 
 # A causal model's class and its layers': others may compute anything.
@@ -37,9 +38,6 @@ _DECODERS: dict[type[nn.Module], type[nn.Module]] = {
     modeling_qwen2.Qwen2ForCausalLM: modeling_qwen2.Qwen2DecoderLayer,
     modeling_qwen3.Qwen3ForCausalLM: modeling_qwen3.Qwen3DecoderLayer,
 }
-# Of kernels/model.h.
-_MAX_HEAD_DIM = 256
-_MAX_QUERIES = 64
 
 
 class NotFused(Exception):
@@ -61,7 +59,6 @@ class FusedDecoder:
     def __init__(self, model: Any, windows: Mapping[int, int | None], cache: PagedCache) -> None:
         """`windows`: each layer's sliding window. Raises `NotFused`."""
         shape = _shape_of(model)
-        _check_cache(cache, shape)
         self._vocab_size = int(model.get_input_embeddings().num_embeddings)
         self._block_size = cache.block_size
         # All that the kernels read through pointers.
@@ -86,8 +83,6 @@ class FusedDecoder:
             shape.kv_heads,
             shape.head_dim,
             shape.ffn,
-            cache.block_size,
-            cache.num_blocks * cache.block_size,
             float(model.config.rms_norm_eps),
             float(attention.scaling),
         )
@@ -103,9 +98,8 @@ class FusedDecoder:
     def _product(self, module: nn.Module) -> Any:
         if isinstance(module, PackedPart):
             module = module.product.product
-        if isinstance(module, QuantizedLinear) and module.kernel == "native":
-            shape = (module.out_features, module.in_features)
-            found = native.Product(module.kind, module.laid, shape, module.group, module.bias)
+        if isinstance(module, QuantizedLinear) and isinstance(module.bound, native.Product):
+            found = module.bound
         elif isinstance(module, native.NativeLinear):
             found = module.native
         else:
@@ -128,8 +122,7 @@ class FusedDecoder:
             self._product(attention.o_proj),
             self._shared(mlp, ("gate_proj", "up_proj"), (1, 1)),
             self._product(mlp.down_proj),
-            cache.keys_by_head[index].data_ptr(),
-            cache.values_by_head[index].data_ptr(),
+            _pages(cache, index, shape),
             window or 0,
         )
 
@@ -199,16 +192,16 @@ def _shape_of(model: Any) -> _Shape:
     head_dim = int(layers[0].self_attn.head_dim)
     shape = _Shape(config.hidden_size, heads, kv_heads, head_dim, config.intermediate_size)
     whole = all(size % native.PANEL == 0 for size in (shape.hidden, shape.head_dim, shape.ffn))
-    if not whole or head_dim > _MAX_HEAD_DIM or heads % kv_heads or heads // kv_heads > _MAX_QUERIES:
+    if not whole or head_dim > MAX_HEAD_DIM or heads % kv_heads or heads // kv_heads > MAX_QUERIES:
         raise NotFused(f"{shape} is not what kernels take")
     return shape
 
 
-def _check_cache(cache: PagedCache, shape: _Shape) -> None:
-    want = (shape.kv_heads, cache.num_blocks, cache.block_size, shape.head_dim)
-    for pages in (*cache.keys_by_head, *cache.values_by_head):
-        if pages.dtype != torch.bfloat16 or tuple(pages.shape) != want or not pages.is_contiguous():
-            raise NotFused("the KV cache is not bfloat16 by head")
+def _pages(cache: PagedCache, index: int, shape: _Shape) -> native.Pages:
+    found = cache.native[index]
+    if found is None or (found.kv_heads, found.head_dim) != (shape.kv_heads, shape.head_dim):
+        raise NotFused("the KV cache is not what kernels read")
+    return found.pages
 
 
 def _angles(model: Any, num_positions: int) -> tuple[Tensor, Tensor]:

@@ -85,13 +85,23 @@ class _SharedProduct(nn.Module):
 
 
 @dataclass(frozen=True)
+class Form:
+    """What a bound product keeps of its weight beside what was laid out; `shape` is out, in."""
+
+    shape: tuple[int, int]
+    group: int
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Product:
     """A kernel for quantised weights: whether it `fits` a weight in the dtype and on the device of the
-    activations, how it wants the weight laid out, and its product of [rows, in] with what it laid out."""
+    activations, how it wants the weight laid out, and what multiplies [rows, in] with what it laid out, bound
+    once for all calls."""
 
     fits: Callable[[QuantizedWeight, torch.dtype, torch.device], bool]
     lay_out: Callable[[QuantizedWeight, torch.dtype], dict[str, Tensor]]
-    run: Callable[[Tensor, dict[str, Tensor], int], Tensor]
+    bind: Callable[[dict[str, Tensor], Form], Callable[[Tensor], Tensor]]
 
 
 _scratch: dict[tuple[torch.dtype, torch.device], Tensor] = {}
@@ -146,18 +156,33 @@ def _kept(weight: QuantizedWeight, _: torch.dtype) -> dict[str, Tensor]:
     return kept if weight.zero is None else {**kept, "zero": weight.zero}
 
 
-def _plain(
-    product: Callable[[Tensor, QuantizedWeight], Tensor],
-) -> Callable[[Tensor, dict[str, Tensor], int], Tensor]:
+def _anything(*_: object) -> bool:
+    return True
+
+
+def _torch(
+    fits: Callable[[QuantizedWeight, torch.dtype, torch.device], bool],
+    lay_out: Callable[[QuantizedWeight, torch.dtype], dict[str, Tensor]],
+    run: Callable[[Tensor, dict[str, Tensor], int], Tensor],
+) -> Product:
+    """A kernel of torch's: `run` takes rows, what was laid out, and the group."""
+
+    def bind(laid: dict[str, Tensor], form: Form) -> Callable[[Tensor], Tensor]:
+        def product(rows: Tensor) -> Tensor:
+            y = run(rows, laid, form.group)
+            return y if form.bias is None else y + form.bias
+
+        return product
+
+    return Product(fits, lay_out, bind)
+
+
+def _plain(product: Callable[[Tensor, QuantizedWeight], Tensor]) -> Product:
     def run(rows: Tensor, laid: dict[str, Tensor], group: int) -> Tensor:
         bits: Any = 8 if laid["data"].dtype == torch.int8 else 4
         return product(rows, QuantizedWeight(bits, laid["data"], laid["scale"], laid.get("zero"), group))
 
-    return run
-
-
-def _anything(*_: object) -> bool:
-    return True
+    return _torch(_anything, _kept, run)
 
 
 def _native(kind: str, lay_out: Callable[[QuantizedWeight], dict[str, Tensor]]) -> Product:
@@ -168,25 +193,23 @@ def _native(kind: str, lay_out: Callable[[QuantizedWeight], dict[str, Tensor]]) 
         here = dtype == torch.bfloat16 and device.type == "cpu" and native.library() is not None
         return here and whole and weight.in_features % 4 == 0
 
-    def lay(weight: QuantizedWeight, _: torch.dtype) -> dict[str, Tensor]:
-        return {**lay_out(weight), "out": torch.tensor(weight.out_features)}
+    def bind(laid: dict[str, Tensor], form: Form) -> native.Product:
+        return native.Product(kind, laid, form.shape, form.group, form.bias)
 
-    def run(rows: Tensor, laid: dict[str, Tensor], group: int) -> Tensor:
-        return native.Product(kind, laid, (int(laid["out"]), rows.shape[1]), group)(rows)
-
-    return Product(fits, lay, run)
+    return Product(fits, lambda weight, _: lay_out(weight), bind)
 
 
-# For each kind of product its kernels, the fastest first; the last is the oracle of the others.
+# For each kind of product its kernels, the fastest first; the last is the oracle of the others. Our own of
+# Int8 and Int4 round activations too: their oracle is `quantized.plain_product_steps`.
 PRODUCTS: dict[str, dict[str, Product]] = {
     "Int8": {
         "native": _native("Int8", native.pack_int8),
-        "int8pack": Product(lambda w, *_: w.group == w.in_features, _int8_layout, _int8_product),
-        "plain": Product(_anything, _kept, _plain(quantized.plain_product)),
+        "int8pack": _torch(lambda w, *_: w.group == w.in_features, _int8_layout, _int8_product),
+        "plain": _plain(quantized.plain_product),
     },
     "Int4": {
         "native": _native("Int4", native.pack_int4),
-        "int4pack": Product(
+        "int4pack": _torch(
             lambda w, _, device: (
                 device.type == "cpu"
                 and w.group in _INT4PACK_GROUPS
@@ -195,16 +218,16 @@ PRODUCTS: dict[str, dict[str, Product]] = {
             _int4pack_layout,
             _int4pack_product,
         ),
-        "plain": Product(_anything, _kept, _plain(quantized.plain_product)),
+        "plain": _plain(quantized.plain_product),
     },
     "W8A8": {
-        "native": _native("W8A8", native.pack_int8),
-        "int_mm": Product(
+        "native": _native("W8A8", native.pack_w8a8),
+        "int_mm": _torch(
             lambda w, _, device: device.type == "cpu" and w.group == w.in_features,
             _integer_layout,
             _integer_product,
         ),
-        "plain": Product(_anything, _kept, _plain(quantized.plain_product_int8)),
+        "plain": _plain(quantized.plain_product_int8),
     },
 }
 
@@ -218,26 +241,23 @@ class QuantizedLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.out_features, weight.in_features
-        self.group, self.kind = weight.group, kind
+        self.kind = kind
         fitting = (name for name, p in PRODUCTS[kind].items() if p.fits(weight, dtype, weight.data.device))
         self.kernel = next(fitting)
         product = PRODUCTS[kind][self.kernel]
-        self._run = product.run
         laid = product.lay_out(weight, dtype)
-        for name, tensor in laid.items():
+        for name, tensor in laid.items():  # so that what is held is counted
             self.register_buffer(name, tensor, persistent=False)
-        # A dictionary of their own: looking a buffer up costs microseconds.
-        self.laid = laid
         self.bias: Tensor | None
         self.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
+        shape = (weight.out_features, weight.in_features)
+        self.bound = product.bind(laid, Form(shape, weight.group, self.bias))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedLinear:
         raise NotImplementedError("a quantised layer stays where, and as, it was laid out")
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self._run(x.reshape(-1, self.in_features), self.laid, self.group)
-        if self.bias is not None:
-            y = y + self.bias
+        y = self.bound(x.reshape(-1, self.in_features))
         return y.view(*x.shape[:-1], self.out_features)
 
 

@@ -45,6 +45,39 @@ class Linear(ctypes.Structure):
     )
 
 
+class Pages(ctypes.Structure):
+    """kernels/model.h."""
+
+    _fields_ = (
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("key_scales", c_void_p),
+        ("value_scales", c_void_p),
+        ("kind", c_int64),
+        ("kv_heads", c_int64),
+        ("slots", c_int64),
+        ("block_size", c_int64),
+        ("head_dim", c_int64),
+    )
+
+
+class Attention(ctypes.Structure):
+    """kernels/model.h."""
+
+    _fields_ = (
+        ("pages", POINTER(Pages)),
+        ("spans", c_void_p),
+        ("tables", c_void_p),
+        ("queries", c_void_p),
+        ("attended", c_void_p),
+        ("num_spans", c_int64),
+        ("heads", c_int64),
+        ("stride", c_int64),
+        ("window", c_int64),
+        ("scaling", c_float),
+    )
+
+
 class Layer(ctypes.Structure):
     """kernels/model.h."""
 
@@ -57,8 +90,7 @@ class Layer(ctypes.Structure):
         ("o", POINTER(Linear)),
         ("gate_up", POINTER(Linear)),
         ("down", POINTER(Linear)),
-        ("keys", c_void_p),
-        ("values", c_void_p),
+        ("pages", Pages),
         ("window", c_int64),
     )
 
@@ -79,8 +111,6 @@ class Model(ctypes.Structure):
         ("kv_heads", c_int64),
         ("head_dim", c_int64),
         ("ffn", c_int64),
-        ("block_size", c_int64),
-        ("slots", c_int64),
         ("epsilon", c_float),
         ("scaling", c_float),
     )
@@ -156,6 +186,10 @@ def _bind(kernels: ctypes.CDLL, openmp: ctypes.CDLL) -> ctypes.CDLL:
     kernels.sluice_step.restype = None
     kernels.sluice_scratch_bytes.argtypes = [POINTER(Model), c_int64, c_int64]
     kernels.sluice_scratch_bytes.restype = c_int64
+    kernels.sluice_write_kv.argtypes = [POINTER(Pages), c_void_p, c_void_p, c_void_p, c_int64]
+    kernels.sluice_write_kv.restype = None
+    kernels.sluice_attend.argtypes = [POINTER(Attention), c_int64, c_int64, c_void_p]
+    kernels.sluice_attend.restype = None
     kernels.sluice_product.argtypes = [POINTER(Linear), c_void_p, c_void_p, c_int64, c_int64, c_void_p]
     kernels.sluice_product.restype = None
     kernels.sluice_product_bytes.argtypes = [POINTER(Linear), c_int64, c_int64]
@@ -180,6 +214,14 @@ def pack_bfloat16(weight: Tensor) -> dict[str, Tensor]:
 
 
 def pack_int8(weight: QuantizedWeight) -> dict[str, Tensor]:
+    """One scale for each output; `in` a multiple of 4. The kernel wants weights without a sign: 1 to 255."""
+    return {
+        "weight": _panels(weight.data, 4).view(torch.uint8).bitwise_xor_(128),
+        "scale": _panels(weight.scale, 1).view(-1),
+    }
+
+
+def pack_w8a8(weight: QuantizedWeight) -> dict[str, Tensor]:
     """One scale for each output; `in` a multiple of 4."""
     sums = 128 * weight.data.sum(dim=1, dtype=torch.int32, keepdim=True)
     return {
@@ -191,10 +233,9 @@ def pack_int8(weight: QuantizedWeight) -> dict[str, Tensor]:
 
 def pack_int4(weight: QuantizedWeight) -> dict[str, Tensor]:
     """Groups of a multiple of 8 inputs. Scales become bfloat16."""
-    levels = _panels(weight.levels(), 8, 8).int()
-    words = [sum(levels[..., odd + 2 * i] << 4 * i for i in range(4)) for odd in (0, 1)]
+    levels = _panels(weight.levels().view(torch.uint8), 8, 8)
     packed = {
-        "weight": torch.stack([torch.as_tensor(w) for w in words], dim=-1).to(torch.uint16),
+        "weight": levels[..., :4] | (levels[..., 4:] << 4),
         "scale": _panels(weight.scale.bfloat16(), 1),
     }
     return packed if weight.zero is None else {**packed, "zero": _panels(weight.zero, 1)}

@@ -12,6 +12,7 @@ Invariant: `dequantize` is the meaning of a container; each kernel is tested aga
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -20,6 +21,8 @@ import torch
 from torch import Tensor, nn
 
 INT4_GROUP = 32
+# Neighbouring inputs of a row that share a scale where products of Int8 and Int4 sum integers.
+STEP = 32
 _LEAST_SCALE = 1e-12
 # Weights that are quantised at once: what it takes beside the weight stays small.
 _SLICE = 1 << 22
@@ -149,6 +152,16 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 def plain_product(x: Tensor, weight: QuantizedWeight) -> Tensor:
     """x [rows, in] times the weight, [rows, out] in x's dtype: the oracle of weight-only kernels."""
     return nn.functional.linear(x, weight.dequantize().to(x.dtype))
+
+
+def plain_product_steps(x: Tensor, weight: QuantizedWeight) -> Tensor:
+    """As above, x rounded to 8 bits for each `STEP` inputs by themselves, or as many of them as divide a
+    group of 4-bit weights: the oracle of kernels that sum integers in such steps (kernels/prepare.c)."""
+    size = STEP if weight.bits == 8 else math.gcd(STEP, weight.group)
+    padded = nn.functional.pad(x.float(), (0, -x.shape[1] % size))
+    levels, scale = quantize_rows(padded.view(-1, size))
+    rounded = (levels * scale).view_as(padded)[:, : x.shape[1]]
+    return nn.functional.linear(rounded, weight.dequantize()).to(x.dtype)
 
 
 def plain_product_int8(x: Tensor, weight: QuantizedWeight) -> Tensor:

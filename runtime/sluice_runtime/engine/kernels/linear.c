@@ -2,7 +2,7 @@
  * come from memory once, and from the second-level cache for the next rows. */
 #include "sluice.h"
 
-/* From so many rows on it pays to expand small integers once for all. */
+/* From so many rows on it pays to unpack nibbles once for all. */
 #define MANY_ROWS (2 * MAX_ROWS)
 
 int num_panels(const Linear *linear) { return (linear->out + PANEL - 1) / PANEL; }
@@ -51,7 +51,7 @@ static void put(const Linear *linear, const float *tile, int row, int rows, cons
 
 static Kernel *kernel_of(const Linear *linear, int many) {
     switch ((Kind)linear->kind) {
-        case KIND_INT8: return many ? int8_expanded : int8_product;
+        case KIND_INT8: return int8_product;
         case KIND_INT4: return many ? int4_expanded : int4_product;
         case KIND_W8A8: return w8a8_product;
         default: return bf16_product;
@@ -62,7 +62,7 @@ void product(const Linear *linear, const Input *input, int rows, const Output *o
     const int gated = output->store == STORE_GATED, half = num_panels(linear) / 2;
     const int count = gated ? half : num_panels(linear), step = gated ? MAX_PANELS / 2 : MAX_PANELS;
     const int first = count * team.thread / team.num_threads, end = count * (team.thread + 1) / team.num_threads;
-    const int many = rows >= MANY_ROWS && (linear->kind == KIND_INT8 || linear->kind == KIND_INT4);
+    const int many = rows >= MANY_ROWS && linear->kind == KIND_INT4 && step_size(linear) == STEP;
     Kernel *const kernel = kernel_of(linear, many);
     Input own = *input;
     own.expanded += (int64_t)team.thread * TILE_WIDTH * linear->in;

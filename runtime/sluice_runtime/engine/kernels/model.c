@@ -59,13 +59,9 @@ static void place(const Model *model, const Work *work, const Layer *layer, int6
     bf16 *q = work->qkv + row * (model->heads + 2 * model->kv_heads) * dim;
     const float *cosines = model->cosines + work->position[row] * half, *sines = model->sines + work->position[row] * half;
     for (int64_t head = 0; head < model->heads; head++) rotate(q + head * dim, layer->query_norm, model, cosines, sines);
-    for (int64_t head = 0; head < model->kv_heads; head++) {
-        bf16 *k = q + (model->heads + head) * dim, *v = k + model->kv_heads * dim;
-        rotate(k, layer->key_norm, model, cosines, sines);
-        const int64_t at = (head * model->slots + work->slot[row]) * dim;
-        memcpy(layer->keys + at, k, dim * sizeof(bf16));
-        memcpy(layer->values + at, v, dim * sizeof(bf16));
-    }
+    bf16 *keys = q + model->heads * dim, *values = keys + model->kv_heads * dim;
+    for (int64_t head = 0; head < model->kv_heads; head++) rotate(keys + head * dim, layer->key_norm, model, cosines, sines);
+    write_kv(&layer->pages, work->slot[row], keys, values);
 }
 
 /* Normalise a row of the residual stream into row `to` of the next product's input. */
@@ -96,6 +92,19 @@ static void multiply(const Linear *linear, const Work *work, const bf16 *x, int 
     meet_all(team);
 }
 
+static Attention attention_of(const Model *model, const Step *step, const Work *work, const Layer *layer) {
+    return (Attention){.pages = &layer->pages,
+                       .spans = step->spans,
+                       .tables = step->tables,
+                       .queries = work->qkv,
+                       .attended = work->attended,
+                       .num_spans = step->num_spans,
+                       .heads = model->heads,
+                       .stride = (model->heads + 2 * model->kv_heads) * model->head_dim,
+                       .window = layer->window,
+                       .scaling = model->scaling};
+}
+
 static void run_layer(const Model *model, const Step *step, const Work *work, int64_t index, Team team) {
     const Layer *layer = model->layers + index;
     const int64_t rows = step->rows, hidden = model->hidden;
@@ -104,7 +113,8 @@ static void run_layer(const Model *model, const Step *step, const Work *work, in
     const Share mine = share(rows, team);
     for (int64_t row = mine.first; row < mine.end; row++) place(model, work, layer, row);
     meet_all(team);
-    attend(model, step, work, index);
+    const Attention attention = attention_of(model, step, work, layer);
+    attend(&attention, &work->tiles, work->taken + index);
     meet_all(team);
     multiply(layer->o, work, work->attended, 0, ADD_F32, work->residual, hidden, rows, team);
     enter(model, work, layer->post_norm, layer->gate_up, rows, team);
@@ -124,8 +134,6 @@ static void run_head(const Model *model, const Step *step, const Work *work, Tea
 
 static int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
-static int64_t queries_per_tile(const Model *model) { return max_of(1, 48 / (model->heads / model->kv_heads)); }
-
 /* Takes the next bytes of `base`, where there is one; else only counts. */
 #define PART(NAME, COUNT) \
     (NAME) = (void *)(base ? base + at : NULL), at += ((COUNT) * (int64_t)sizeof(*(NAME)) + 63) / 64 * 64
@@ -133,8 +141,8 @@ static int64_t queries_per_tile(const Model *model) { return max_of(1, 48 / (mod
 /* The parts of an input of `width` values a row, from `at` on; returns where they end. */
 static int64_t cut_input(Input *input, int64_t rows, int64_t width, int64_t num_threads, uint8_t *base, int64_t at) {
     PART(input->levels, rows * width);
-    PART(input->scale, rows);
-    PART(input->sums, rows * width / 8);
+    PART(input->scale, rows * (width / LEAST_STEP + 1));
+    PART(input->sums, rows * (width / LEAST_STEP + 1));
     PART(input->wide, wide_is_faster ? rows * width : 0);
     PART(input->expanded, num_threads * TILE_WIDTH * width);
     return at;
@@ -152,8 +160,8 @@ static int64_t cut(const Model *model, const Step *step, uint8_t *base, Work *wo
     PART(work->gated, rows * model->ffn);
     PART(work->slot, rows);
     PART(work->position, rows);
-    PART(work->tile_span, rows);
-    PART(work->tile_first, rows);
+    PART(work->tiles.span, rows);
+    PART(work->tiles.first, rows);
     PART(work->taken, model->num_layers);
     return cut_input(&work->input, rows, widest, step->num_threads, base, at);
 }
@@ -166,17 +174,16 @@ int64_t sluice_scratch_bytes(const Model *model, int64_t rows, int64_t num_threa
 static void lay_out(const Model *model, const Step *step, Work *work) {
     cut(model, step, step->scratch, work);
     memset(work->taken, 0, model->num_layers * sizeof(*work->taken));
-    work->num_tiles = 0, work->queries_per_tile = queries_per_tile(model);
+    const Attention attention = attention_of(model, step, work, model->layers);
+    cut_tiles(&attention, &work->tiles);
+    const int64_t block_size = model->layers->pages.block_size;
     for (int64_t s = 0; s < step->num_spans; s++) {
         const Span *span = step->spans + s;
         for (int32_t q = 0; q < span->num_queries; q++) {
             const int64_t at = span->start + q;
-            const int64_t block = step->tables[span->table + at / model->block_size];
+            const int64_t block = step->tables[span->table + at / block_size];
             work->position[span->first + q] = at;
-            work->slot[span->first + q] = block * model->block_size + at % model->block_size;
-            if (q % work->queries_per_tile) continue;
-            work->tile_span[work->num_tiles] = (int32_t)s;
-            work->tile_first[work->num_tiles++] = q;
+            work->slot[span->first + q] = block * block_size + at % block_size;
         }
     }
 }
@@ -226,6 +233,30 @@ void sluice_step(const Model *model, const Step *step) {
     StepJob job = {.model = model, .step = step};
     lay_out(model, step, &job.work);
     openmp.parallel(run_step, &job, (unsigned)step->num_threads, 0);
+}
+
+/* Keys and values [rows, kv_heads, head_dim], dense, into their slots [rows]. */
+void sluice_write_kv(const Pages *pages, const bf16 *keys, const bf16 *values, const int64_t *slots, int64_t rows) {
+    const int64_t width = pages->kv_heads * pages->head_dim;
+    for (int64_t row = 0; row < rows; row++) write_kv(pages, slots[row], keys + row * width, values + row * width);
+}
+
+typedef struct {
+    const Attention *attention;
+    Tiles tiles;
+    int64_t taken;
+} AttentionJob;
+
+static void run_attention(void *data) {
+    AttentionJob *job = data;
+    attend(job->attention, &job->tiles, &job->taken);
+}
+
+/* Attention by itself, for models that run by their modules; `scratch` of 8 bytes a row. */
+void sluice_attend(const Attention *attention, int64_t rows, int64_t num_threads, int32_t *scratch) {
+    AttentionJob job = {attention, {.span = scratch, .first = scratch + rows}, 0};
+    cut_tiles(attention, &job.tiles);
+    openmp.parallel(run_attention, &job, (unsigned)num_threads, 0);
 }
 
 typedef struct {

@@ -16,14 +16,16 @@
 #define MAX_PANELS 4  /* panels computed at once */
 #define MAX_ROWS 6    /* rows computed at once: 24 accumulators of 32 registers */
 #define TILE_WIDTH (PANEL * MAX_PANELS)
+#define STEP 32       /* INT8, INT4: values of a row that share a scale, */
+#define LEAST_STEP 8  /* or as few where groups of weights end within */
 
 typedef uint16_t bf16;
 
 typedef enum { KIND_BF16 = 0, KIND_INT8 = 1, KIND_INT4 = 2, KIND_W8A8 = 3 } Kind;
 
 /* y = x W^T + bias. Weights lie in panels of 16 outputs, padded with zeros to whole panels:
- *   BF16  [panel][in/2][16][2]      INT8, W8A8  [panel][in/4][16][4]
- *   INT4  [panel][in/8][16][2] of words, whose nibbles are inputs 0, 2, 4, 6 and 1, 3, 5, 7 of eight */
+ *   BF16  [panel][in/2][16][2]      INT8, plus 128, and W8A8  [panel][in/4][16][4]
+ *   INT4  [panel][in/8][16][4] of bytes, inputs 0 to 3 of eight in their lower nibbles, 4 to 7 in the upper */
 typedef struct {
     const void *weight;
     const void *scale; /* INT8, W8A8: float [panels * 16]; INT4: bfloat16 [panel][in/group][16] */
@@ -36,11 +38,11 @@ typedef struct {
 /* A product's input of several rows; all but x is filled while it is computed. */
 typedef struct {
     const bf16 *x; /* [rows, in] */
-    uint8_t *levels; /* W8A8: x / scale + 128, [rows, in] */
-    float *scale;    /* W8A8: [rows] */
-    float *sums;     /* INT4 with zeros: sums of x by group, [rows, in/group] */
+    uint8_t *levels; /* W8A8: x / scale + 128; INT8, INT4: x / scale with its sign; [rows, in] */
+    float *scale;    /* W8A8: [rows]; INT8, INT4: [rows, steps] */
+    int32_t *sums;   /* INT8, INT4: of the levels, [rows, steps] */
     float *wide;     /* BF16 where `wide_is_faster`: x, [rows, in] */
-    bf16 *expanded;  /* INT8, INT4: a thread's [4][in/2][16][2] of the weights it is at */
+    uint8_t *expanded; /* INT4: a thread's [4][in/4][16][4] of the weights it is at, 0 to 15 */
 } Input;
 
 typedef enum { STORE_BF16, STORE_F32, ADD_F32, STORE_GATED } Store;
@@ -118,8 +120,12 @@ extern int wide_is_faster; /* whether products of bfloat16 are summed by float32
 void choose_products(void);
 
 /* integer.c */
-Kernel int8_product, int4_product, w8a8_product, int8_expanded, int4_expanded;
-void expand(const Linear *linear, int panel, bf16 *to /* [in/2][16][2] */);
+Kernel int8_product, int4_product, w8a8_product, int4_expanded;
+void expand(const Linear *linear, int panel, uint8_t *to /* [in/4][16][4] */);
+
+/* prepare.c */
+int step_size(const Linear *linear); /* INT8, INT4: at most STEP */
+int num_steps(const Linear *linear);
 int needs_preparation(const Linear *linear);
 void widen_row(const bf16 *x, int in, float *to);
 void prepare_row(const Linear *linear, const Input *input, int row);
@@ -148,11 +154,16 @@ void product(const Linear *linear, const Input *input, int rows, const Output *o
         default: EACH_PANELS(KERNEL, 6, __VA_ARGS__) \
     }
 
-/* Two neighbouring inputs of a row, in every lane. */
+/* Two neighbouring inputs of a row, or four of 8 bits, in every lane. */
 static inline __m512i pair_at(const bf16 *x) {
     int32_t pair;
     __builtin_memcpy(&pair, x, 4);
     return _mm512_set1_epi32(pair);
+}
+static inline __m512i four_at(const void *x) {
+    int32_t four;
+    __builtin_memcpy(&four, x, 4);
+    return _mm512_set1_epi32(four);
 }
 
 #endif

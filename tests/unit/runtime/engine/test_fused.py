@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sluice_runtime.engine import native
+from sluice_runtime.engine.attention import PagedCache
 from sluice_runtime.engine.fused import FusedDecoder, NotFused
 from sluice_runtime.engine.linear import pack_bfloat16, quantize
+from sluice_runtime.engine.pages import FORMATS
 from sluice_runtime.engine.plan import ScheduledChunk
 from sluice_runtime.engine.quantized import quantize_int4, quantize_int8
 from sluice_runtime.engine.runner import ModelRunner
@@ -64,6 +66,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {}),
 }
 PROMPT = [(7 * i + i * i) % 300 for i in range(200)]
+QUANTISED = [KvCacheDtype.INT8, KvCacheDtype.FP8]
 
 
 def _model(name: str, quantization: str | None = None) -> Any:
@@ -87,14 +90,17 @@ def _plain_model(name: str) -> Any:
     return model
 
 
-def _runner(model: Any, block_size: int = 16, **options: Any) -> ModelRunner:
-    runner = ModelRunner(model, block_size, **options)
+def _runner(model: Any, block_size: int = 16, kv: KvCacheDtype = KvCacheDtype.AUTO) -> ModelRunner:
+    runner = ModelRunner(model, block_size, kv)
     runner.allocate_kv(64 * 16 // block_size)
     return runner
 
 
 def _by_modules(runner: ModelRunner) -> ModelRunner:
+    """Attention and pages by torch's kernels too."""
+    assert runner._cache is not None
     runner._fused = None
+    runner._cache.native = [None] * len(runner._cache.native)
     return runner
 
 
@@ -131,6 +137,55 @@ def test_whole_models(name: str) -> None:
     assert apart < 1.1 * modules_apart
 
 
+@pytest.mark.parametrize("kv", QUANTISED)
+@pytest.mark.parametrize("name", ["llama", "llama, heads of 48", "mistral, window", "qwen2", "qwen3"])
+@torch.inference_mode()
+def test_quantised_pages(name: str, kv: KvCacheDtype) -> None:
+    model = _model(name)
+    fused = _runner(model, kv=kv)
+    assert fused._fused is not None
+    got = _all_logits(fused, PROMPT, [])
+    want = _all_logits(_by_modules(_runner(model, kv=kv)), PROMPT, [])
+    plain = _all_logits(_runner(model), PROMPT, [])
+    exact_logits = _plain_model(name).float()(input_ids=torch.tensor([PROMPT])).logits[0]
+    apart, modules_apart = ((x - exact_logits).norm() / exact_logits.norm() for x in (got, want))
+    assert 0 < (got - plain).norm() < (0.06 if kv is KvCacheDtype.INT8 else 0.2) * plain.norm()
+    assert apart < 1.1 * modules_apart
+
+
+@pytest.mark.parametrize("kv", QUANTISED)
+@torch.inference_mode()
+def test_pages_hold_what_torch_would_store(kv: KvCacheDtype) -> None:
+    """The first layer's KV does not depend on how KV is kept: here it is that of plain pages, encoded."""
+    model, page_format = _model("qwen3"), FORMATS[kv]
+    runners = [_runner(model), _runner(model, kv=kv)]
+    for runner in runners:
+        _all_logits(runner, PROMPT[:50], [20])
+    plain, quantised = (runner._cache for runner in runners)
+    assert page_format is not None
+    assert plain is not None
+    assert quantised is not None
+    for pages, stored, scales in (
+        (plain.keys_by_head[0], quantised.keys_by_head[0], quantised.key_scales[0]),
+        (plain.values_by_head[0], quantised.values_by_head[0], quantised.value_scales[0]),
+    ):
+        levels, scale = page_format.encode(pages)
+        written = pages.any(dim=-1)
+        assert scales is not None
+        assert written.sum() == 2 * 55
+        assert torch.equal(stored.view(torch.int8)[written], levels.view(torch.int8)[written])
+        assert torch.equal(scales[written], scale[written])
+
+
+@pytest.mark.parametrize("kv", list(KvCacheDtype))
+@torch.inference_mode()
+def test_pages_of_a_prefix_are_used_again(kv: KvCacheDtype) -> None:
+    runner = _runner(_model("llama"), kv=kv)
+    want, _ = runner.execute([ScheduledChunk("a", PROMPT[:70], 0, [0, 1, 2, 3, 4], True)])
+    got, _ = runner.execute([ScheduledChunk("b", PROMPT[48:70], 48, [0, 1, 2, 9, 8], True)])
+    assert torch.equal(got, want)
+
+
 @pytest.mark.parametrize("quantization", ["Int8", "Int4", "W8A8"])
 @torch.inference_mode()
 def test_quantised_models(quantization: str) -> None:
@@ -149,7 +204,13 @@ def test_quantised_models(quantization: str) -> None:
     assert apart < 1.15 * modules_apart
 
 
-@pytest.mark.parametrize("quantization", [None, "Int8", "Int4", "W8A8"])
+@pytest.mark.parametrize(
+    ("quantization", "kv"),
+    [
+        *((kind, KvCacheDtype.AUTO) for kind in (None, "Int8", "Int4", "W8A8")),
+        *((None, kv) for kv in QUANTISED),
+    ],
+)
 @pytest.mark.parametrize("name", ["llama", "mistral, window"])
 @settings(max_examples=12, deadline=None)
 @given(
@@ -158,39 +219,45 @@ def test_quantised_models(quantization: str) -> None:
 )
 @torch.inference_mode()
 def test_bits_do_not_depend_on_chunks_neighbours_or_pages(
-    name: str, quantization: str | None, cuts: list[int], block_size: int
+    name: str, quantization: str | None, kv: KvCacheDtype, cuts: list[int], block_size: int
 ) -> None:
     model = _MODELS.setdefault((name, quantization), _model(name, quantization))
-    whole = _all_logits(_runner(model), PROMPT[:160], [])
-    assert torch.equal(_all_logits(_runner(model, block_size), PROMPT[:160], cuts), whole)
+    whole = _all_logits(_runner(model, kv=kv), PROMPT[:160], [])
+    assert torch.equal(_all_logits(_runner(model, block_size, kv), PROMPT[:160], cuts), whole)
 
 
 _MODELS: dict[tuple[str, str | None], Any] = {}
 
 
+@pytest.mark.parametrize("kv", list(KvCacheDtype))
 @torch.inference_mode()
-def test_either_way_goes_on_where_the_other_left_off() -> None:
-    runner = _runner(_model("llama"))
-    fused = runner._fused
+def test_either_way_goes_on_where_the_other_left_off(kv: KvCacheDtype) -> None:
+    runner = _runner(_model("llama"), kv=kv)
+    assert runner._cache is not None
+    fused, bound = runner._fused, runner._cache.native
     table = list(range(10))
-    runner.execute([ScheduledChunk("a", PROMPT[:100], 0, table, True)])
-    got, _ = runner.execute([ScheduledChunk("a", [PROMPT[100]], 100, table, True)])
-    runner._fused = None
-    by_modules, _ = runner.execute([ScheduledChunk("a", [PROMPT[100]], 100, table, True)])
+    prompt = [ScheduledChunk("a", PROMPT[:100], 0, table, True)]
+    token = [ScheduledChunk("a", [PROMPT[100]], 100, table, True)]
+    runner.execute(prompt)
+    got, _ = runner.execute(token)
+    _by_modules(runner)
+    by_modules, _ = runner.execute(token)
     assert (got - by_modules.float()).norm() < 0.05 * got.norm()
-    runner.execute([ScheduledChunk("a", PROMPT[:100], 0, table, True)])
-    runner._fused = fused
-    after, _ = runner.execute([ScheduledChunk("a", [PROMPT[100]], 100, table, True)])
-    assert (after - got).norm() < 0.05 * got.norm()
+    runner.execute(prompt)
+    by_modules, _ = runner.execute(token)
+    runner._fused, runner._cache.native = fused, bound
+    got, _ = runner.execute(token)
+    assert (got - by_modules.float()).norm() < 0.05 * got.norm()
 
 
+@pytest.mark.parametrize("kv", list(KvCacheDtype))
 @torch.inference_mode()
-def test_what_strangers_left_in_a_page_is_never_read() -> None:
-    runner = _runner(_model("llama"))
+def test_what_strangers_left_in_a_page_is_never_read(kv: KvCacheDtype) -> None:
+    runner = _runner(_model("llama"), kv=kv)
     want, _ = runner.execute([ScheduledChunk("a", PROMPT[:21], 0, [5, 9], True)])
     assert runner._cache is not None
-    for pages in (*runner._cache.keys, *runner._cache.values):
-        pages.fill_(float("nan"))
+    for pages in runner._cache.storage():
+        pages.view(torch.uint8).fill_(0xFF)  # no number in bfloat16, nor in e4m3
     got, _ = runner.execute([ScheduledChunk("a", PROMPT[:21], 0, [5, 9], True)])
     assert torch.equal(got, want)
 
@@ -208,8 +275,8 @@ def test_nothing_sampled_and_ids_out_of_range() -> None:
         runner.execute([ScheduledChunk("a", [1], 512, list(range(33)), True)])
 
 
-def _refused(model: Any, **options: Any) -> str:
-    runner = _runner(model, **options)
+def _refused(model: Any) -> str:
+    runner = _runner(model)
     assert runner._fused is None
     assert runner._cache is not None
     with pytest.raises(NotFused) as caught:
@@ -230,7 +297,10 @@ def test_what_is_not_known_to_the_letter_runs_by_its_modules(monkeypatch: pytest
     layer = _model("llama")
     layer.model.layers[1].__class__ = type("Other", (type(layer.model.layers[1]),), {})
     assert "another class" in _refused(layer)
-    assert "KV cache" in _refused(_model("llama"), kv_cache_dtype=KvCacheDtype.INT8)
+    for heads, width, dtype in ((2, 32, torch.float32), (1, 32, torch.bfloat16), (2, 64, torch.bfloat16)):
+        cache = PagedCache([(heads, width, width)] * 3, 4, 16, dtype, "cpu")
+        with pytest.raises(NotFused, match="KV cache"):
+            FusedDecoder(_model("llama"), {}, cache)
     act = _model("llama")
     act.config.hidden_act = "gelu"
     assert "gelu" in _refused(act)

@@ -16,6 +16,7 @@ from sluice_runtime.engine.linear import PRODUCTS
 from sluice_runtime.engine.quantized import (
     QuantizedWeight,
     plain_product_int8,
+    plain_product_steps,
     quantize_int4,
     quantize_int8,
 )
@@ -27,20 +28,22 @@ SHAPES = ((16, 32), (5, 64), (100, 96), (192, 160))
 ROWS = (*range(1, 15), 33, 70)
 
 
-def _exact(x: Tensor, weight: QuantizedWeight) -> Tensor:
-    return x.float() @ weight.dequantize().t()
+def _in_steps(x: Tensor, weight: QuantizedWeight) -> Tensor:
+    return plain_product_steps(x.float(), weight)
 
 
-def _int4(symmetric: bool, group: int = 32) -> Callable[[Tensor], QuantizedWeight]:
-    return lambda weight: quantize_int4(weight, group, symmetric=symmetric)
+def _int4(symmetric: bool, group: int | None = 32) -> Callable[[Tensor], QuantizedWeight]:
+    return lambda weight: quantize_int4(weight, group or weight.shape[1], symmetric=symmetric)
 
 
 QUANTIZED = {
-    "Int8": ("Int8", quantize_int8, native.pack_int8, _exact),
-    "Int4": ("Int4", _int4(False), native.pack_int4, _exact),
-    "Int4, no zeros": ("Int4", _int4(True), native.pack_int4, _exact),
-    "Int4, groups of 8": ("Int4", _int4(False, 8), native.pack_int4, _exact),
-    "W8A8": ("W8A8", quantize_int8, native.pack_int8, lambda x, w: plain_product_int8(x, w).float()),
+    "Int8": ("Int8", quantize_int8, native.pack_int8, _in_steps),
+    "Int4": ("Int4", _int4(False), native.pack_int4, _in_steps),
+    "Int4, no zeros": ("Int4", _int4(True), native.pack_int4, _in_steps),
+    "Int4, groups of 8": ("Int4", _int4(False, 8), native.pack_int4, _in_steps),
+    "Int4, one group": ("Int4", _int4(False, None), native.pack_int4, _in_steps),
+    "Int4, one group, no zeros": ("Int4", _int4(True, None), native.pack_int4, _in_steps),
+    "W8A8": ("W8A8", quantize_int8, native.pack_w8a8, lambda x, w: plain_product_int8(x.float(), w)),
 }
 
 
@@ -91,6 +94,37 @@ def test_quantised(
 
 
 @needs_kernels
+@pytest.mark.parametrize("name", sorted(QUANTIZED.keys() - {"W8A8"}))
+@torch.inference_mode()
+def test_each_step_of_a_row_has_a_scale_of_its_own(name: str) -> None:
+    # Whole numbers that 8 bits hold, every other 32 of them 128 times as large and with weights of nothing:
+    # by one scale for all, what is left would round to almost nothing.
+    levels = torch.arange(128) * 37 % 255 - 127
+    levels[::8] = 127
+    large = torch.arange(128) // 32 % 2 == 0
+    x = torch.where(large, 128 * levels, levels)[None].bfloat16()
+    kind, quantize, pack, _ = QUANTIZED[name]
+    weight = quantize(torch.randn(48, 128, generator=torch.Generator().manual_seed(1)).bfloat16() * ~large)
+    got = native.Product(kind, pack(weight), (48, 128), weight.group)(x)
+    want = x.float() @ weight.dequantize().t()
+    assert torch.allclose(got.float(), want, rtol=2**-8, atol=1e-4 * float(want.abs().max()))
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["Int8", "W8A8"])
+@pytest.mark.parametrize("width", [4, 36, 100])
+@torch.inference_mode()
+def test_a_row_may_end_within_a_step(name: str, width: int) -> None:
+    torch.manual_seed(0)
+    kind, quantize, pack, oracle = QUANTIZED[name]
+    weight = quantize(torch.randn(20, width).bfloat16())
+    product, x = native.Product(kind, pack(weight), (20, width), width), torch.randn(7, width).bfloat16()
+    got = product(x)
+    _assert_close(got, oracle(x, weight))
+    assert torch.equal(got, torch.cat([product(row[None]) for row in x]))
+
+
+@needs_kernels
 @pytest.mark.parametrize("kind", sorted(PRODUCTS))
 def test_ours_is_the_first_of_its_kind_in_bfloat16_on_a_cpu_only(kind: str) -> None:
     product, weight = PRODUCTS[kind]["native"], quantize_int8(torch.randn(16, 64))
@@ -103,16 +137,26 @@ def test_ours_is_the_first_of_its_kind_in_bfloat16_on_a_cpu_only(kind: str) -> N
 
 
 @needs_kernels
-def test_an_empty_row_and_a_broken_one_stay_their_own() -> None:
+@pytest.mark.parametrize("name", [None, *sorted(QUANTIZED)])
+@torch.inference_mode()
+def test_an_empty_row_and_a_broken_one_stay_their_own(name: str | None) -> None:
     torch.manual_seed(0)
-    packed = native.NativeLinear(nn.Linear(64, 48).bfloat16())
-    x = torch.randn(9, 64).bfloat16()
+    linear = nn.Linear(64, 48, bias=False).bfloat16()
+    product: Callable[[Tensor], Tensor] = native.NativeLinear(linear)
+    if name is not None:
+        kind, quantize, pack, _ = QUANTIZED[name]
+        weight = quantize(linear.weight.detach())
+        product = native.Product(kind, pack(weight), (48, 64), weight.group)
+    x = torch.randn(15, 64).bfloat16()
+    x[7] = 0
     broken = x.clone()
     broken[4] = float("nan")
-    got = packed(broken)
-    assert got[4].isnan().all()
-    others = [row for row in range(9) if row != 4]
-    assert torch.equal(got[others], packed(x)[others])
+    broken[14, 40] = float("inf")
+    got = product(broken)
+    assert not got[[4, 14]].isfinite().any()
+    assert not got[7].any()
+    others = [row for row in range(15) if row not in (4, 14)]
+    assert torch.equal(got[others], product(x)[others])
 
 
 def test_a_processor_without_the_instructions_is_told_which(

@@ -10,13 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from sluice_runtime.engine.linear import PRODUCTS, QuantizedLinear, quantize
+from sluice_runtime.engine import native
+from sluice_runtime.engine.linear import PRODUCTS, Form, Product, QuantizedLinear, quantize
 from sluice_runtime.engine.pages import FORMATS
 from sluice_runtime.engine.quantized import (
     QuantizedWeight,
     joined,
     pack_nibbles,
     plain_product,
+    plain_product_steps,
     quantize_int4,
     quantize_int8,
     quantize_rows,
@@ -123,6 +125,11 @@ def _weight(kind: str, group: int | None, symmetric: bool, dtype: torch.dtype) -
     return quantize_int8(weight)
 
 
+def _run(product: Product, rows: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
+    form = Form((weight.out_features, weight.in_features), weight.group)
+    return product.bind(product.lay_out(weight, rows.dtype), form)(rows)
+
+
 @pytest.mark.parametrize("num_rows", [1, 2, 4, 5, 33])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
@@ -134,15 +141,15 @@ def test_each_kernel_gives_what_the_oracle_gives(
 ) -> None:
     weight, device = _weight(kind, group, symmetric, dtype), torch.device("cpu")
     rows = _normal(num_rows, 128, seed=2, dtype=dtype)
-    plain = PRODUCTS[kind]["plain"]
     # In float32 from the same numbers, so that only the kernel's own rounding is judged.
-    want = plain.run(rows.float(), plain.lay_out(weight, torch.float32), weight.group)
+    plain = _run(PRODUCTS[kind]["plain"], rows.float(), weight)
     tolerance = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}[dtype]
     fitting = [name for name, p in PRODUCTS[kind].items() if p.fits(weight, dtype, device)]
     assert len(fitting) >= 2, "an oracle alone is no comparison"
     for name in fitting:
-        product = PRODUCTS[kind][name]
-        got = product.run(rows, product.lay_out(weight, dtype), weight.group)
+        got = _run(PRODUCTS[kind][name], rows, weight)
+        in_steps = name == "native" and kind != "W8A8"
+        want = plain_product_steps(rows.float(), weight) if in_steps else plain
         assert got.dtype == dtype
         assert float((got.float() - want).abs().max() / want.abs().max()) < tolerance, name
 
@@ -154,6 +161,41 @@ def test_a_row_does_not_see_its_neighbours(kind: str) -> None:
     alone = torch.cat([layer(row[None]) for row in x])
     assert torch.allclose(alone, layer(x), atol=1e-4)
     assert torch.allclose(layer(x.view(3, 3, 128)).view(9, 48), layer(x))
+
+
+@pytest.mark.parametrize(("bits", "group", "size"), [(8, 40, 32), (4, 8, 8), (4, 20, 4), (4, 40, 8)])
+def test_activations_are_rounded_in_steps(bits: int, group: int, size: int) -> None:
+    weight, x = torch.eye(40), _normal(3, 40, seed=6)
+    found = quantize_int8(weight) if bits == 8 else quantize_int4(weight, group)
+    # A weight of ones on the diagonal shows what became of x.
+    assert torch.equal(found.dequantize(), weight)
+    steps = torch.split(x, size, dim=1)
+    peaks = torch.cat([step.abs().amax(1, keepdim=True).expand_as(step) for step in steps], 1)
+    want = (x / peaks * 127).round() / 127 * peaks
+    assert torch.allclose(plain_product_steps(x, found), want, atol=1e-6)
+    assert not torch.equal(want, x)
+
+
+@pytest.mark.parametrize("kind", ["Int8", "Int4", "W8A8"])
+def test_a_layer_adds_its_bias_in_each_form(kind: str) -> None:
+    weight, bias = _weight(kind, None, True, torch.bfloat16), _normal(48, seed=5).bfloat16()
+    rows = _normal(3, 128, seed=2, dtype=torch.bfloat16)
+    for dtype in (torch.bfloat16, torch.float32):
+        layer = QuantizedLinear(weight, kind, dtype, bias.to(dtype))
+        without = QuantizedLinear(weight, kind, dtype)
+        apart = layer(rows.to(dtype)).float() - without(rows.to(dtype)).float() - bias.float()
+        assert apart.abs().max() < 0.2
+
+
+@pytest.mark.parametrize("kind", ["Int8", "Int4", "W8A8"])
+def test_a_layer_binds_its_product_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = QuantizedLinear(_weight(kind, None, True, torch.bfloat16), kind, torch.bfloat16)
+    monkeypatch.setattr(native, "Product", None)  # to make one more would fail
+    rows = _normal(3, 128, seed=2, dtype=torch.bfloat16)
+    assert torch.equal(layer(rows), layer(rows))
+    # Ours reads the very buffers that the layer holds, and is counted by.
+    used = getattr(layer.bound, "tensors", dict(layer.named_buffers()))
+    assert {t.data_ptr() for t in used.values()} == {t.data_ptr() for t in layer.buffers()}
 
 
 def test_a_row_of_activations_has_its_own_scale() -> None:
