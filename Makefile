@@ -19,7 +19,7 @@ KUBECONFIG_OF_CLUSTER = $$(tests/e2e/cluster/cluster kubeconfig)
 
 -include mk/*.mk
 
-.PHONY: help venv lint crds check-crds unit model-tests apiserver e2e test demo models bench bench-engine bench-gates bench-rollback picture clean
+.PHONY: help venv lint crds check-crds unit model-tests apiserver e2e test demo models bench bench-engine bench-quality bench-gates bench-rollback picture clean
 
 help: ## this list
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sort -u | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -70,6 +70,9 @@ picture: venv ## the README's picture, from the last demo
 
 bench-engine: venv models peers ## this engine beside its peers on the real model (about 12 minutes)
 	$(PY) -m benches.engine
+
+bench-quality: venv models ## what each quantised setting costs: perplexity and the example suites (about 8 minutes)
+	$(PY) -m benches.quality
 
 bench-gates: venv ## false rollbacks and detection of the guards, and of two peers (about 25 minutes)
 	OMP_NUM_THREADS=1 $(PY) benches/gates.py

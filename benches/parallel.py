@@ -1,12 +1,17 @@
-"""Scaling efficiency of tensor parallelism: tokens a second of one process and of N, the same model and load.
+"""Scaling efficiency of tensor parallelism: tokens a second of N ranks beside one process, in turn.
 
     .venv/bin/python benches/parallel.py                # a random Llama, two ranks, on this machine's CPUs
     .venv/bin/python benches/parallel.py --ranks 4 --layers 32 --hidden 4096 --dtype bfloat16    # on GPUs
 
-Each runs in processes of its own, with the machine's threads divided among them; runs are interleaved and the
-best of each counts. Efficiency is speed-up over N; `apart` is the relative difference of their logits. One
-process uses all threads of a CPU anyway, so there it is the cost of dividing that is measured, and efficiency
-is below 1/N.
+    one        a process on one thread, or one device
+    threads    a process on N threads; on CPUs only
+    ranks      N processes on a thread, or a device, each
+
+`efficiency` is what `ranks` does over N times what `one` does: the share of N machines that is left.
+`over_threads` is `ranks` over `threads`: on a CPU the same cores, divided by processes or by threads. `apart`
+is the relative difference of logits of `one` and `ranks`. All arms are loaded at once, each measures while
+the others wait, and of each the best round counts. In float32 all run the same code; in half precision on a
+CPU a single process has kernels that ranks have not.
 """
 
 from __future__ import annotations
@@ -23,17 +28,19 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from sluice_runtime.engine import machine, parallel
+from sluice_runtime.engine import parallel
 from sluice_runtime.engine.plan import ScheduledChunk
 from sluice_runtime.engine.runner import ModelRunner
 from sluice_runtime.engine.varlen import PAGE_TOKENS, VarlenRunner
 from sluice_runtime.models import ModelSource, load
 
-_NUM_STEPS = 24
+_NUM_STEPS = 16
+_CONTEXT = 512
+_HEAD_DIM = 64
 
 
 def make_model(directory: Path, layers: int, hidden: int, dtype: str) -> None:
-    """A random Llama with 8 heads, 4 KV heads and the tokenizer of a byte a token."""
+    """A random Llama with heads of 64, two to a KV head, and the tokenizer of a byte a token."""
     import torch
     import transformers
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -43,8 +50,8 @@ def make_model(directory: Path, layers: int, hidden: int, dtype: str) -> None:
         hidden_size=hidden,
         intermediate_size=hidden * 8 // 3 // 64 * 64,
         num_hidden_layers=layers,
-        num_attention_heads=8,
-        num_key_value_heads=4,
+        num_attention_heads=hidden // _HEAD_DIM,
+        num_key_value_heads=hidden // _HEAD_DIM // 2,
         max_position_embeddings=2048,
     )
     torch.manual_seed(0)
@@ -57,31 +64,29 @@ def make_model(directory: Path, layers: int, hidden: int, dtype: str) -> None:
     tokenizer.save_pretrained(directory)
 
 
-def decode(runner: ModelRunner, num_seqs: int, context: int) -> float:
-    """Tokens a second of `num_seqs` sequences of `context` tokens."""
-    width = -(-(context + _NUM_STEPS + 1) // runner.block_size)
+def decode(runner: ModelRunner, num_seqs: int) -> float:
+    """Tokens a second of `num_seqs` sequences amid their answers; their KV is whatever is there."""
+    width = -(-(_CONTEXT + _NUM_STEPS) // runner.block_size)
     tables = [list(range(i * width, (i + 1) * width)) for i in range(num_seqs)]
-    for i, table in enumerate(tables):
-        runner.execute([ScheduledChunk(str(i), [i] * context, 0, table, True)])
     began = time.perf_counter()
     for step in range(_NUM_STEPS):
-        at = context + step
+        at = _CONTEXT + step
         chunks = [ScheduledChunk(str(i), [7], at, table, True) for i, table in enumerate(tables)]
         logits, _ = runner.execute(chunks)
         logits.argmax(-1).tolist()
     return num_seqs * _NUM_STEPS / (time.perf_counter() - began)
 
 
-def prefill(runner: ModelRunner, length: int) -> float:
+def prefill(runner: ModelRunner) -> float:
     """Prompt tokens a second."""
-    blocks = list(range(-(-length // runner.block_size)))
+    blocks = list(range(-(-_CONTEXT // runner.block_size)))
     began = time.perf_counter()
-    logits, _ = runner.execute([ScheduledChunk("p", list(range(length)), 0, blocks, True)])
+    logits, _ = runner.execute([ScheduledChunk("p", list(range(_CONTEXT)), 0, blocks, True)])
     logits.argmax(-1).tolist()
-    return length / (time.perf_counter() - began)
+    return _CONTEXT / (time.perf_counter() - began)
 
 
-def serve(directory: Path, num_ranks: int, dtype: str, pipe: Connection) -> None:
+def serve(directory: Path, num_ranks: int, num_threads: int, dtype: str, pipe: Connection) -> None:
     """A process that measures when told, until told to end."""
     import torch
 
@@ -90,67 +95,94 @@ def serve(directory: Path, num_ranks: int, dtype: str, pipe: Connection) -> None
     block_size = PAGE_TOKENS if on_cuda else 16
     make: Any = VarlenRunner
     if num_ranks > 1:
-        team = parallel.start(source, block_size, None, lambda reason, message: os.abort())
+        team = parallel.start(source, block_size, num_threads, lambda reason, message: os.abort())
         make = partial(parallel.LeadingRunner, team)
     else:
-        torch.set_num_threads(machine.num_threads())
+        torch.set_num_threads(num_threads)
     runner = make(load(source).model, block_size)
-    runner.allocate_kv(2048 // block_size * 16)
-    runner.prepare(16, 2048)
+    runner.allocate_kv(16 * -(-(_CONTEXT + _NUM_STEPS) // block_size))
+    runner.prepare(16, 2 * _CONTEXT)
     logits, _ = runner.execute(
         [ScheduledChunk("a", list(range(200)), 0, list(range(200 // block_size + 1)), True)]
     )
     pipe.send(logits[0].float().tolist())
     while pipe.recv():
         pipe.send(
-            {
-                "decode_1": decode(runner, 1, 128),
-                "decode_16": decode(runner, 16, 128),
-                "prefill_512": prefill(runner, 512),
-            }
+            {"decode_1": decode(runner, 1), "decode_16": decode(runner, 16), "prefill": prefill(runner)}
         )
     runner.close()
 
 
+def measure(pipes: dict[str, Any], rounds: int, seconds: float) -> tuple[dict[str, dict[str, float]], int]:
+    """The best of each arm, and of how many rounds; none is begun after `seconds`."""
+    best: dict[str, dict[str, float]] = {arm: {} for arm in pipes}
+    began, done = time.monotonic(), 0
+    while done < rounds and (done == 0 or time.monotonic() - began < seconds):
+        for arm, pipe in pipes.items():
+            pipe.send(True)
+            for name, value in pipe.recv().items():
+                best[arm][name] = max(value, best[arm].get(name, 0.0))
+        done += 1
+    return best, done
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    """Load all arms, measure, print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--hidden", type=int, default=1024, help="a multiple of 128 for each rank")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=12, help="at most so many")
+    parser.add_argument("--seconds", type=float, default=120, help="no round begins later than that")
     options = parser.parse_args()
+    if options.ranks < 2 or options.hidden % (128 * options.ranks):
+        parser.error("--ranks must be at least 2, and --hidden a multiple of 128 for each rank")
     context = multiprocessing.get_context("spawn")
+    before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as directory:
         make_model(Path(directory), options.layers, options.hidden, options.dtype)
-        best: dict[int, dict[str, float]] = {1: {}, options.ranks: {}}
-        pipes: dict[int, Any] = {}
-        logits: list[list[float]] = []
-        for num_ranks in best:
+        arms = {"one": (1, 1), "threads": (1, options.ranks), "ranks": (options.ranks, options.ranks)}
+        if _has_devices():
+            del arms["threads"]
+        pipes: dict[str, Any] = {}
+        logits: dict[str, list[float]] = {}
+        for arm, (num_ranks, num_threads) in arms.items():
             ours, theirs = context.Pipe()
-            context.Process(target=serve, args=(Path(directory), num_ranks, options.dtype, theirs)).start()
+            arguments = (Path(directory), num_ranks, num_threads, options.dtype, theirs)
+            context.Process(target=serve, args=arguments).start()
             theirs.close()
-            pipes[num_ranks] = ours
-            logits.append(ours.recv())
-        for _ in range(options.rounds):
-            for num_ranks, pipe in pipes.items():
-                pipe.send(True)
-                for name, value in pipe.recv().items():
-                    best[num_ranks][name] = max(value, best[num_ranks].get(name, 0.0))
+            pipes[arm] = ours
+            logits[arm] = ours.recv()
+        best, done = measure(pipes, options.rounds, options.seconds)
         for pipe in pipes.values():
             pipe.send(False)
-    one, several = best[1], best[options.ranks]
-    print(
-        json.dumps(
-            {
-                "ranks": options.ranks,
-                "apart": math.dist(*logits) / math.hypot(*logits[0]),
-                "tokens_per_s": {"1": one, str(options.ranks): several},
-                "efficiency": {name: several[name] / one[name] / options.ranks for name in one},
-            },
-            indent=1,
-        )
-    )
+    found: dict[str, Any] = {
+        "ranks": options.ranks,
+        "model": {"layers": options.layers, "hidden": options.hidden, "dtype": options.dtype},
+        "rounds": done,
+        "load_average": {"before": before, "after": os.getloadavg()[0]},
+        "apart": math.dist(logits["one"], logits["ranks"]) / math.hypot(*logits["one"]),
+        "tokens_per_s": {arm: {name: round(v, 1) for name, v in own.items()} for arm, own in best.items()},
+        "efficiency": _ratio(best["ranks"], best["one"], options.ranks),
+    }
+    if "threads" in best:
+        found["over_threads"] = _ratio(best["ranks"], best["threads"], 1)
+    for arm, own in found["tokens_per_s"].items():
+        print(f"{arm:8}", *(f"{name} {value:>9}" for name, value in own.items()))
+    print(json.dumps(found))
+
+
+def _ratio(over: dict[str, float], under: dict[str, float], times: int) -> dict[str, float]:
+    return {name: round(value / under[name] / times, 3) for name, value in over.items()}
+
+
+def _has_devices() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 if __name__ == "__main__":

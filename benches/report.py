@@ -21,6 +21,11 @@ BENCHMARKS = {
         " medians of rounds; ×: how many times faster this engine is. Then what it keeps under mixed load,"
         " between tenants and with its prefix cache, and what is not the model's in a step.",
     ),
+    "bench-quality": (
+        ["-m", "benches.quality"],
+        "What each quantised setting of SmolLM2-135M-Instruct costs: perplexity on benches/data/heldout.txt;"
+        " the example suites asked greedily over HTTP: samples passed, and how near answers are to bf16's.",
+    ),
     "bench-gateway": (
         ["benches/gateway.py"],
         "Milliseconds that the gateway adds to a request: through it and straight to a pod, interleaved.",

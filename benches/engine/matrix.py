@@ -8,64 +8,22 @@ What is told for each cell: answers a second, p95 of TTFT, and how many answers 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
-import os
 import signal
-import socket
 import statistics
-import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
-from benches.engine.contest import ROOT, percentiles
+from benches.engine.contest import percentiles
+from benches.engine.serving import NAME, server
 
-NAME = "local/bench"
 PROMPTS, ANSWERS = {"short": 32, "long": 1000}, {"short": 8, "long": 64}
 _SLOW_EVERY, _SLOW_S = 4, 0.2
-_START_S, _REQUEST_S = 300.0, 300.0
-
-
-@contextlib.asynccontextmanager
-async def server(model: Path, port: int) -> AsyncIterator[asyncio.subprocess.Process]:
-    """The runtime as a pod runs it, on loopback, ready."""
-    engine = {"dtype": "bfloat16", "quantization": "None", "maxModelLen": 2048, "maxNumSeqs": 16}
-    engine |= {"maxBatchTokens": 512, "blockSize": 16, "kvCacheBytes": 1 << 29, "maxQueue": 32}
-    with tempfile.TemporaryDirectory() as directory:
-        config = Path(directory) / "backend.json"
-        config.write_text(json.dumps({"name": NAME, "model": {"path": str(model)}, "engine": engine}))
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "sluice_runtime", "--config", str(config), "--host", "127.0.0.1"),
-            *("--port", str(port), "--insecure-no-credential"),
-            cwd=ROOT,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-            env=os.environ | {"SLUICE_TERMINATION_LOG": str(Path(directory) / "why")},
-        )
-        try:
-            await _until_ready(process, port)
-            yield process
-        finally:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
-
-
-async def _until_ready(process: asyncio.subprocess.Process, port: int) -> None:
-    async with httpx.AsyncClient() as client, asyncio.timeout(_START_S):
-        while True:
-            if process.returncode is not None:
-                raise RuntimeError(f"the server ended with exit code {process.returncode}")
-            with contextlib.suppress(httpx.TransportError):
-                if (await client.get(f"http://127.0.0.1:{port}/readyz")).is_success:
-                    return
-            await asyncio.sleep(0.1)
+_REQUEST_S = 300.0
 
 
 async def ask(
@@ -125,21 +83,18 @@ async def failing(client: httpx.AsyncClient, process: asyncio.subprocess.Process
 
 async def matrix(model: Path, quick: bool) -> dict[str, Any]:
     """All cells, as a table while they come."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     told: dict[str, Any] = {}
     limits = httpx.Limits(max_connections=None)
     async with (
-        server(model, port) as process,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=_REQUEST_S, limits=limits) as client,
+        server(model) as running,
+        httpx.AsyncClient(base_url=running.url, timeout=_REQUEST_S, limits=limits) as client,
     ):
         for (prompt, num_in), (answer, num_out) in itertools.product(PROMPTS.items(), ANSWERS.items()):
             for num_clients in (1, 8) if quick else (1, 8, 64):
                 name = f"{prompt} in, {answer} out, {num_clients} clients"
                 told[name] = await cell(client, num_in, num_out, num_clients, 1 if num_clients > 8 else 2)
                 print(f"{name:<36} {json.dumps(told[name])}", flush=True)
-        told["server killed"] = await failing(client, process)
+        told["server killed"] = await failing(client, running.process)
         print(f"{'server killed':<36} {json.dumps(told['server killed'])}", flush=True)
     rates = [own["answers_per_s"] for own in told.values() if "answers_per_s" in own]
     return {"cells": told, "answers_per_s_median": statistics.median(rates)}

@@ -45,8 +45,8 @@ in the termination message: /dev/termination-log, or the file that SLUICE_TERMIN
 """
 
 
-def load(spec: BackendSpec, device: str) -> tuple[EnginePort, Identity]:
-    """Load and warm up; raises a `ModelError` that says why not."""
+def load(spec: BackendSpec, device: str, ending: launch.Ending) -> tuple[EnginePort, Identity]:
+    """Load and warm up; raises a `ModelError` that says why not. `ending`: for when a rank is lost."""
     from sluice_runtime import models
 
     settings = spec.engine
@@ -61,7 +61,8 @@ def load(spec: BackendSpec, device: str) -> tuple[EnginePort, Identity]:
         draft = _load_draft(settings, model.source.device)
         engine = _engine(model, settings, draft=draft)
     else:
-        engine = _load_on_ranks(wanted, settings)
+        engine = _load_on_ranks(wanted, settings, ending)
+        ending.tell_first(engine.abandon)
     engine.start()
     runtime = launch.runtime_digest("torch", "transformers", "tokenizers", "llguidance")
     identity = engine.model.identity
@@ -97,7 +98,7 @@ def _load_draft(settings: EngineSpec, device: str) -> LoadedModel | None:
         raise type(error)(f"engine.speculation.draft: {error}") from error
 
 
-def _load_on_ranks(source: ModelSource, settings: EngineSpec) -> Engine:
+def _load_on_ranks(source: ModelSource, settings: EngineSpec, ending: launch.Ending) -> Engine:
     """With other processes beside this one, which hold and compute their share of the model."""
     from sluice_runtime import models
 
@@ -109,7 +110,7 @@ def _load_on_ranks(source: ModelSource, settings: EngineSpec) -> Engine:
         source,
         settings.block_size,
         settings.num_threads,
-        launch.end_now,
+        ending,
         kv_cache_dtype=KvCacheDtype(settings.kv_cache_dtype),
     )
     try:
@@ -159,7 +160,11 @@ def main(argv: list[str] | None = None) -> int:
         help="auto (CUDA where there is one), cpu, cuda or cuda:N; default %(default)s",
     )
     options: argparse.Namespace = parser.parse_args(argv)
-    return launch.run(options, lambda spec: launch.Started(lambda: load(spec, options.device)))
+    ending = launch.Ending()
+    return launch.run(
+        options,
+        lambda spec: launch.Started(lambda: load(spec, options.device, ending), attach=ending.attach),
+    )
 
 
 if __name__ == "__main__":

@@ -71,27 +71,33 @@ class _Admin:
         authorize(self._runtime, request.headers)
         body = await json_body(request)
         raws = body.get("configs") if isinstance(body, dict) else None
-        if not isinstance(raws, list) or not {"configs"} <= set(body) <= {"configs", "limits"}:
+        if not isinstance(raws, list) or not {"configs"} <= set(body) <= {"configs", "limits", "access"}:
             raise errors.bad_request(
-                'The body must be {"configs": [PodConfig, …], "limits": LimitSet}; limits may be absent.',
+                'The body must be {"configs": [PodConfig, …], "limits": LimitSet, "access": AccessSet};'
+                " limits and access may be absent.",
                 "configs",
             )
         if len(raws) > MAX_CONFIGS:
             raise errors.bad_request(f"At most {MAX_CONFIGS} configurations can be held.", "configs")
-        # Limits first: no request may find its configuration here and its tenant's caps not yet.
-        wrong = self._runtime.limits.replace(body["limits"]) if "limits" in body else None
-        rejected = await self._runtime.configs.replace(raws)
-        if wrong is not None:
-            rejected.append(wrong)
-        versions, limits = self._runtime.configs.versions, self._runtime.limits.version
+        # Configurations last: no request may find its own here, and its tenant's caps or a token not yet.
+        runtime = self._runtime
+        wrong = [
+            runtime.limits.replace(body["limits"]) if "limits" in body else None,
+            runtime.access.replace(body["access"]) if "access" in body else None,
+        ]
+        rejected = await runtime.configs.replace(raws)
+        runtime.access.take_away(runtime.configs.named())
+        rejected += [one for one in wrong if one is not None]
+        versions, limits, access = runtime.configs.versions, runtime.limits.version, runtime.access.version
         logs.event(
             "configurations",
             held=len(versions),
             limits=limits,
+            access=access,
             rejected=[[r.version, r.field] for r in rejected],
         )
-        told = {"versions": versions, "limits": limits, "rejected": [r.body() for r in rejected]}
-        return json_response(200, told)
+        told = {"versions": versions, "limits": limits, "access": access}
+        return json_response(200, {**told, "rejected": [r.body() for r in rejected]})
 
 
 class EvidenceStream:

@@ -19,6 +19,7 @@ from starlette.datastructures import Headers
 
 from sluice_runtime.podconfig import Scope
 from sluice_runtime.reported import NOTHING, BadReport, Reported, parse_stages, parse_time
+from sluice_runtime.tracing import TraceHeaders, trace_context
 
 Arm = Literal["stable", "candidate"]
 _MAX_VALUE = 512
@@ -54,6 +55,7 @@ class Caller:
     route_s: float | None = None
     patience_s: float | None = None
     reported: Reported = NOTHING
+    trace: TraceHeaders = ()
 
     @property
     def evaluation(self) -> bool:
@@ -97,6 +99,7 @@ def caller_from(headers: Headers) -> Caller:
         route_s=_route_seconds(headers),
         patience_s=_patience(headers),
         reported=_reported(headers),
+        trace=trace_context(headers),
     )
 
 

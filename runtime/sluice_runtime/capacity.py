@@ -22,7 +22,8 @@ SCALE_BYTES = 2
 class Sizes:
     """What a step's memory follows from. `layers`: for each its KV heads, key width and value width; `ffn` is
     the widest that one token's feed-forward part becomes; `dtype_bytes` of weights and activations.
-    `quantized_kv`: pages hold a byte a value, and scales (engine/pages.py)."""
+    `quantized_kv`: pages hold a byte a value, and scales (engine/pages.py). `draft`: of a model that guesses
+    for this one; its KV holds the same tokens, in as many blocks."""
 
     hidden: int
     heads: int
@@ -31,10 +32,16 @@ class Sizes:
     layers: tuple[tuple[int, int, int], ...]
     dtype_bytes: int
     quantized_kv: bool = False
+    draft: Sizes | None = None
 
     @property
     def bytes_per_token(self) -> int:
-        """KV of one token in all layers."""
+        """KV of one token in all layers, the draft's too."""
+        return self.own_per_token + (0 if self.draft is None else self.draft.bytes_per_token)
+
+    @property
+    def own_per_token(self) -> int:
+        """KV of one token in the model's own layers."""
         if self.quantized_kv:
             return sum(heads * (key + value + 2 * SCALE_BYTES) for heads, key, value in self.layers)
         return self.computed_per_token
@@ -46,8 +53,8 @@ class Sizes:
 
     @property
     def gathered_per_token(self) -> int:
-        """What gathering a token of every layer takes: quantised pages as they are, and then decoded."""
-        return self.computed_per_token + (self.bytes_per_token if self.quantized_kv else 0)
+        """What gathering a token of each own layer takes: quantised pages as they are, and then decoded."""
+        return self.computed_per_token + (self.own_per_token if self.quantized_kv else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,24 +88,13 @@ def sizes_of(
     return Sizes(hidden, heads // num_ranks, ffn // num_ranks, vocab, tuple(layers), dtype_bytes)
 
 
-def with_draft(sizes: Sizes, draft: Sizes) -> Sizes:
-    """Of a model and the draft that guesses for it, whose KV holds the same tokens in as many blocks. One
-    runs after the other, and the draft is the smaller one: what a step takes beside KV is the model's."""
-    scale = sizes.dtype_bytes
-    more = (
-        draft.layers
-        if draft.quantized_kv
-        else tuple(
-            (heads, key * draft.dtype_bytes // scale, value * draft.dtype_bytes // scale)
-            for heads, key, value in draft.layers
-        )
-    )
-    return replace(sizes, layers=sizes.layers + more)
-
-
 def activation_bytes(sizes: Sizes, limits: Limits) -> int:
     """The most that one step holds beside KV: a layer's intermediate values of every token, scores of a tile
-    of a prompt's queries, and logits of every sequence, also in float32."""
+    of a prompt's queries, and logits of every sequence, also in float32. A draft runs before its model, not
+    beside it."""
+    if sizes.draft is not None:
+        guessing = activation_bytes(sizes.draft, replace(limits, num_guesses=0))
+        return max(guessing, activation_bytes(replace(sizes, draft=None), limits))
     size, tokens = sizes.dtype_bytes, limits.max_batch_tokens
     kv_heads, key, _ = max(sizes.layers)
     width = 4 * sizes.hidden + 3 * sizes.ffn + 2 * (sizes.heads + 2 * kv_heads) * key
@@ -110,16 +106,21 @@ def activation_bytes(sizes: Sizes, limits: Limits) -> int:
 
 def workspace_bytes(sizes: Sizes, limits: Limits, kv_tokens: int) -> int:
     """Pages of one layer, gathered for attention: the context of all that run, half as much again for
-    padding, a quarter for growth."""
+    padding, a quarter for growth. A draft keeps its own."""
     tokens = min(limits.max_num_seqs * limits.max_model_len, kv_tokens)
-    return tokens * sizes.gathered_per_token // len(sizes.layers) * 15 // 8
+    own = tokens * sizes.gathered_per_token // len(sizes.layers) * 15 // 8
+    return own + (0 if sizes.draft is None else workspace_bytes(sizes.draft, limits, kv_tokens))
 
 
 def max_kv_bytes(sizes: Sizes, limits: Limits, left: int) -> int:
     """The most KV that fits into `left` beside the workspace that grows with it, in whole blocks."""
     most = workspace_bytes(sizes, limits, limits.max_num_seqs * limits.max_model_len)
     # Either the workspace has its full size, or it is 15/8 of what a layer's share of the KV becomes.
-    kv_share, workspace_share = len(sizes.layers) * 8 * sizes.bytes_per_token, 15 * sizes.gathered_per_token
+    num_layers, gathered = len(sizes.layers), sizes.gathered_per_token
+    if sizes.draft is not None:
+        gathered = gathered * len(sizes.draft.layers) + sizes.draft.gathered_per_token * num_layers
+        num_layers *= len(sizes.draft.layers)
+    kv_share, workspace_share = num_layers * 8 * sizes.bytes_per_token, 15 * gathered
     kv = max(left - most, left * kv_share // (kv_share + workspace_share))
     block = sizes.bytes_per_token * limits.block_size
     return max(0, kv) // block * block

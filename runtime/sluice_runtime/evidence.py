@@ -13,7 +13,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from sluice_runtime.caller import Caller
@@ -104,12 +104,16 @@ class Flags:
 
 @dataclass(frozen=True)
 class Tokens:
+    """Of a request. `guessed`: by speculative decoding, and put to the test; `accepted`: of these, right."""
+
     prompt: int = 0
     cached: int = 0
     output: int = 0
+    guessed: int = 0
+    accepted: int = 0
 
     def body(self) -> dict[str, int]:
-        return {"prompt": self.prompt, "cached": self.cached, "output": self.output}
+        return asdict(self)
 
 
 def _route(caller: Caller) -> dict[str, Any]:

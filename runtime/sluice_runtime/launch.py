@@ -16,6 +16,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ from sluice_runtime.state import Runtime, SecretFile, Settings
 EXIT_LOAD_FAILED = 3
 EXIT_RANK_LOST = 4
 _SECRETS = "/etc/sluice/secrets"
+_LAST_WORDS_S = 2.0
+_POLL_S = 0.05
 
 
 class StartFailed(Exception):
@@ -230,12 +233,35 @@ def _load_failure(error: Exception) -> StartFailed:
     return StartFailed(reason, str(error) or type(error).__name__)
 
 
-def end_now(reason: str, message: str) -> None:
-    """End the process from any thread, streams included: it can't compute any more. Leaves a termination
-    message."""
-    _report(StartFailed(reason, message), "ended")
-    sys.stderr.flush()
-    os._exit(EXIT_RANK_LOST)
+class Ending:
+    """Ends the process from any thread, because it can't compute any more, with a termination message.
+
+    Requests that are answered just then are told so before, as far as that takes moments: a client can tell
+    an answer that broke off from one that is complete, and it is counted as an error and not as lost.
+    """
+
+    def __init__(self) -> None:
+        self._runtime: Runtime | None = None
+        self._abandon: Callable[[str], None] | None = None
+
+    def attach(self, runtime: Runtime) -> None:
+        """Where requests are counted."""
+        self._runtime = runtime
+
+    def tell_first(self, abandon: Callable[[str], None]) -> None:
+        """`abandon` ends all requests of an engine with an error, whatever its thread waits for."""
+        self._abandon = abandon
+
+    def __call__(self, reason: str, message: str) -> None:
+        _report(StartFailed(reason, message), "ended")
+        if self._abandon is not None and self._runtime is not None:
+            self._abandon("the engine has lost a process")
+            deadline = time.monotonic() + _LAST_WORDS_S
+            while self._runtime.running and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
+            time.sleep(_POLL_S)  # what was written last is on its way, evidence too
+        sys.stderr.flush()
+        os._exit(EXIT_RANK_LOST)
 
 
 def _report(failure: StartFailed, what: str = "start failed") -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sluice_runtime.contract import Contract, ContractError, Kind
 
@@ -40,6 +40,15 @@ class VerifierSpec(StrictModel):
 
     url: Annotated[str, Field(max_length=2048, pattern=VERIFIER_URL)]
     timeout_seconds: Annotated[int, Field(ge=1, le=60, alias="timeoutSeconds")]
+    token: Name | None = None
+    """Of a token and of authorities in the held AccessSet."""
+    authority: Name | None = None
+
+    @model_validator(mode="after")
+    def _proven(self) -> VerifierSpec:
+        if (self.token or self.authority) and not self.url.startswith("https://"):
+            raise ValueError("a token or an authority needs an https url")
+        return self
 
 
 class CheckSpec(StrictModel):
@@ -54,6 +63,7 @@ class CheckSpec(StrictModel):
 class Features(StrictModel):
     prefix_cache: bool = Field(alias="prefixCache")
     speculation: bool = True
+    direct_streaming: bool = Field(default=True, alias="directStreaming")
 
 
 class FeatureChanges(StrictModel):
@@ -61,6 +71,7 @@ class FeatureChanges(StrictModel):
 
     prefix_cache: bool | None = Field(default=None, alias="prefixCache")
     speculation: bool | None = None
+    direct_streaming: bool | None = Field(default=None, alias="directStreaming")
 
 
 class Switch(StrictModel):
@@ -189,6 +200,11 @@ class ConfigStore:
             until, config = self._retained[version]
             return config if self._clock() < until else None
         return held
+
+    def named(self) -> set[str]:
+        """Tokens and authorities that verifiers of the held configurations need, by name."""
+        verifiers = (v for held in self._held.values() for v in held.contract.verifiers.values())
+        return {name for v in verifiers for name in (v.token, v.authority) if name is not None}
 
     def models(self) -> list[str]:
         return sorted({held.spec.model for held in self._held.values()})

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from sluice_runtime.access import AccessStore
 from sluice_runtime.backend import digest
 from sluice_runtime.contract import Contract
 from sluice_runtime.engine.types import EngineLoad, EngineRequest, Grammar, OutputChunk
@@ -128,6 +129,7 @@ class Runtime:
     evidence: EvidenceLog = field(default_factory=EvidenceLog)
     configs: ConfigStore = field(default_factory=ConfigStore)
     limits: LimitStore = field(default_factory=LimitStore)
+    access: AccessStore = field(default_factory=AccessStore)
     running: dict[str, Running] = field(default_factory=dict)
     verifiers: Verifiers = field(default_factory=Verifiers)
     engine: EnginePort | None = None
@@ -164,6 +166,7 @@ class Runtime:
         return {
             "versions": self.configs.versions,
             "limits": self.limits.version,
+            "access": self.access.version,
             "identity": self.identity.digest,
         }
 
@@ -173,6 +176,7 @@ class Runtime:
         return {
             "versions": self.configs.versions,
             "limits": self.limits.version,
+            "access": self.access.version,
             "load": {
                 "num_running": load.num_running if load else 0,
                 "num_waiting": load.num_waiting if load else 0,

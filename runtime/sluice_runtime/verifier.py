@@ -5,15 +5,14 @@ Invariant: what is not a verdict is none, so that the answer is withheld: no ans
 status that is not 200 (redirects are not followed), a body that is not what docs/contracts/README.md,
 "Verifiers", says. At most `MAX_CALLS` calls to one service are open, the others wait within their own time.
 No proxy, no compression, one connection a call: a connection that was kept could die under an answer.
+Of the user's request nothing but its trace goes along.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import ssl
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Annotated
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
@@ -21,8 +20,10 @@ from weakref import WeakValueDictionary
 import h11
 from pydantic import ConfigDict, Field, ValidationError
 
+from sluice_runtime.access import Access, public
 from sluice_runtime.contract import MAX_TEXT_BYTES, Finding
 from sluice_runtime.podconfig import StrictModel, VerifierSpec
+from sluice_runtime.tracing import TraceHeaders
 
 MAX_CALLS = 32
 MAX_REPLY_BYTES = 16 * 1024
@@ -33,6 +34,8 @@ UNREACHABLE = Finding(None, ("sluice/unreachable",))
 BAD_STATUS = Finding(None, ("sluice/bad-status",))
 BAD_REPLY = Finding(None, ("sluice/bad-reply",))
 TOO_LARGE = Finding(None, ("sluice/too-large",))
+NO_TOKEN = Finding(None, ("sluice/no-token",))
+NO_AUTHORITY = Finding(None, ("sluice/no-authority",))
 
 Reason = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 
@@ -70,14 +73,20 @@ class Verifiers:
 
     _slots: WeakValueDictionary[str, asyncio.Semaphore] = field(default_factory=WeakValueDictionary)
 
-    async def ask(self, verifier: VerifierSpec, question: Question) -> Finding:
+    async def ask(
+        self, verifier: VerifierSpec, question: Question, access: Access, trace: TraceHeaders = ()
+    ) -> Finding:
         """Its verdict, within `timeout_seconds`. Never raises but when cancelled, which ends the call."""
         if len(question.answer.encode("utf-8", "replace")) > MAX_TEXT_BYTES:
             return TOO_LARGE
+        if verifier.token is not None and verifier.token not in access.tokens:
+            return NO_TOKEN
+        if verifier.authority is not None and verifier.authority not in access.authorities:
+            return NO_AUTHORITY
         slot = self._slots.setdefault(verifier.url, asyncio.Semaphore(MAX_CALLS))
         try:
             async with asyncio.timeout(verifier.timeout_seconds), slot:
-                return await _post(verifier.url, question.body(), question.request_id)
+                return await _post(verifier, question, access, trace)
         except TimeoutError:
             return TIMED_OUT
         except (OSError, UnicodeError):  # an IDNA name that is none is a UnicodeError
@@ -86,14 +95,15 @@ class Verifiers:
             return BAD_REPLY
 
 
-async def _post(url: str, body: bytes, request_id: str) -> Finding:
-    parts = urlsplit(url)
+async def _post(verifier: VerifierSpec, question: Question, access: Access, trace: TraceHeaders) -> Finding:
+    parts, body = urlsplit(verifier.url), question.body()
+    trusted = public() if verifier.authority is None else access.authorities[verifier.authority]
     is_tls = parts.scheme == "https"
     assert parts.hostname is not None
     reader, writer = await asyncio.open_connection(
         parts.hostname,
         parts.port or (443 if is_tls else 80),
-        ssl=_tls() if is_tls else None,
+        ssl=trusted if is_tls else None,
         limit=_READ_BYTES,
     )
     try:
@@ -105,8 +115,11 @@ async def _post(url: str, body: bytes, request_id: str) -> Finding:
             ("accept", "application/json"),
             ("connection", "close"),
             ("user-agent", "sluice-runtime"),
-            ("x-request-id", request_id),
+            ("x-request-id", question.request_id),
+            *trace,
         ]
+        if verifier.token is not None:
+            headers.append(("authorization", f"Bearer {access.tokens[verifier.token]}"))
         for event in (
             h11.Request(method="POST", target=parts.path or "/", headers=headers),
             h11.Data(data=body),
@@ -144,8 +157,3 @@ def _parsed(reply: bytes) -> Finding:
     except ValidationError:
         return BAD_REPLY
     return Finding(told.passed, told.reasons)
-
-
-@lru_cache(maxsize=1)
-def _tls() -> ssl.SSLContext:
-    return ssl.create_default_context()

@@ -152,6 +152,7 @@ REFUSED: list[tuple[str, str, Any, tuple[str, ...]]] = [
         ("spec.engine.quantization", "must be None with tensorParallel"),
     ),
     ("backend", "spec.engine.pipelineParallel", 2, ("unknown field", "pipelineParallel")),
+    ("backend", "spec.engine.expertParallel", 2, ("unknown field", "expertParallel")),
     ("backend", "spec.engine.speculation", {}, ("spec.engine.speculation.method: Required",)),
     ("backend", "spec.engine.speculation", {"method": "Medusa"}, ("speculation.method", '"Suffix", "Draft"')),
     (
@@ -247,12 +248,42 @@ REFUSED: list[tuple[str, str, Any, tuple[str, ...]]] = [
         [{"name": "c", "verifier": {"url": "http://facts/v1", "timeoutSeconds": 61}}],
         ("checks[0].verifier.timeoutSeconds", "less than or equal to 60"),
     ),
+    (
+        "policy",
+        R + "contract.checks",
+        [{"name": "c", "verifier": {"url": "http://facts/v1", "tokenSecret": {"name": "facts"}}}],
+        ("checks[0].verifier.url", "must be https"),
+    ),
+    (
+        "policy",
+        R + "contract.checks",
+        [{"name": "c", "verifier": {"url": "https://facts/v1", "caBundle": {}}}],
+        ("checks[0].verifier.caBundle", "exactly one source"),
+    ),
+    (
+        "policy",
+        R + "contract.checks",
+        [{"name": "c", "verifier": {"url": "https://facts/v1", "tokenSecret": {"name": "Not a name"}}}],
+        ("checks[0].verifier.tokenSecret.name",),
+    ),
     ("policy", R + "contract", {"streaming": "Verified"}, ("contract.streaming", "severity Hard")),
     (
         "policy",
         R + "contract",
         {"streaming": "Draft", "checks": [{"name": "c", "mustMatch": "a", "severity": "Watch"}]},
         ("contract.streaming", "severity Hard"),
+    ),
+    (
+        "policy",
+        RO + "guards",
+        [{"metric": "TimeToVerified"}],
+        ("rollout.guards", "TimeToVerified", "severity Hard"),
+    ),
+    (
+        "policy",
+        RO + "gains",
+        [{"metric": "TimeToVerified", "minDecreasePercent": 5}],
+        ("rollout.gains", "TimeToVerified", "severity Hard"),
     ),
     ("policy", R + "contract.streaming", "Buffered", ("contract.streaming", '"Verified"')),
     (

@@ -19,24 +19,9 @@ from e2e.harness import standin
 from e2e.harness.install import NAMESPACE, Installation
 from e2e.harness.kube import Object, condition, until
 from e2e.test_rollouts import arms, phase
+from suites import FACTS
 
 Make = Callable[[Object], Object]
-SUITE: Object = {
-    "apiVersion": "sluice.dev/v1alpha1",
-    "kind": "EvalSuite",
-    "metadata": {"name": "facts"},
-    "spec": {
-        "samples": [
-            {
-                "name": "capital",
-                "task": "chat",
-                "hard": True,
-                "messages": [{"role": "user", "content": "What is the capital of France?"}],
-                "expect": {"mustMatch": ["Paris"], "answer": "Answer", "maxSeconds": "30"},
-            }
-        ]
-    },
-}
 
 
 def command(*arguments: str) -> str:
@@ -54,7 +39,7 @@ def command(*arguments: str) -> str:
 
 def test_a_release_from_its_suites_to_its_record(sluice: Installation, made: Make) -> None:
     kube = sluice.kube
-    made(SUITE)
+    made(FACTS)
     kube.wait_condition("EvalSuite", "facts", "Ready")
     with arms(sluice, made, "full") as load:
         rollout = standin.rollout(

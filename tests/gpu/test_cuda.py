@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,10 @@ import torch
 import transformers
 
 from sluice_runtime.engine import support, varlen
+from sluice_runtime.engine.host_tier import KvMoves
 from sluice_runtime.engine.plan import ScheduledChunk
+from sluice_runtime.engine.sampler import Sampled, SamplerState, sample
+from sluice_runtime.engine.types import EngineRequest, KvCacheDtype, SamplingParams
 from sluice_runtime.engine.varlen import PAGE_TOKENS, VarlenRunner
 
 pytestmark = pytest.mark.cuda
@@ -118,10 +122,79 @@ def test_a_replay_waits_for_nothing() -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.parametrize(
+    ("dtype", "pages", "most"),
+    [
+        (torch.float32, KvCacheDtype.AUTO, 1e-4),
+        (torch.bfloat16, KvCacheDtype.INT8, 0.1),
+        (torch.float16, KvCacheDtype.FP8, 0.25),
+    ],
+)
+def test_what_the_kernel_can_not_do_runs_on_the_device_too(
+    dtype: torch.dtype, pages: KvCacheDtype, most: float
+) -> None:
+    model, steps = _model("Llama", dtype), _steps(5, range(5, 1500, 290))
+    runner = VarlenRunner(model, PAGE_TOKENS, pages)
+    runner.allocate_kv(160)
+    support.check_answers(runner, 160)
+    found = _run(runner, steps)
+    ids = [(i * 7) % 1000 for i in range(5)]  # the first prompt, whole
+    want = runner.plain_logits([ids])[0].cpu()
+    apart = (found[1]["0"] - want).norm() / (want - want.mean()).norm()
+    assert float(apart) < most
+
+
+@pytest.mark.parametrize("pages", list(KvCacheDtype))
+def test_what_is_offloaded_comes_back_bit_for_bit(pages: KvCacheDtype) -> None:
+    runner = VarlenRunner(_model("Llama", torch.bfloat16), PAGE_TOKENS, pages)
+    runner.allocate_kv(8)
+    runner.allocate_host(3)
+    ids = [(i * 7) % 1000 for i in range(2 * PAGE_TOKENS)]
+    again = [ScheduledChunk("a", [9], 2 * PAGE_TOKENS, [0, 1, 2], True)]
+    runner.execute([ScheduledChunk("a", ids, 0, [0, 1, 2], True)])
+    want, _ = runner.execute(again)
+    want = want.clone()
+    runner.move_kv(KvMoves(out=((0, 2), (1, 0))))
+    runner.execute([ScheduledChunk("b", [9] * len(ids), 0, [0, 1, 2], True)])
+    runner.move_kv(KvMoves(back=((5, 2), (1, 0))))
+    got, _ = runner.execute([replace(again[0], block_table=[5, 1, 2])])
+    assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.0},
+        {"temperature": 0.8},
+        {"temperature": 0.8, "top_k": 7},
+        {"temperature": 1.3, "top_p": 0.9, "min_p": 0.01},
+        {"temperature": 0.7, "repetition_penalty": 1.3, "frequency_penalty": 0.5, "logit_bias": {3: 2.0}},
+        {"temperature": 0.0, "logprobs": 5},
+    ],
+    ids=str,
+)
+def test_what_is_drawn_on_the_device_is_what_the_cpu_draws(options: dict[str, Any]) -> None:
+    logits = 3 * torch.randn(64, 2048, generator=torch.Generator().manual_seed(1))
+    results = []
+    for device in ("cpu", "cuda"):
+        params = [SamplingParams(max_tokens=9, seed=seed, **options) for seed in range(64)]
+        states = [SamplerState(own, (1, 2, 3), device=device) for own in params]
+        for state in states:
+            state.observe(7)
+        results.append(sample(logits.to(device), states))
+    # A number drawn may lie on the border of two tokens, whose probabilities the device sums otherwise.
+    same = [a.token_id == b.token_id for a, b in zip(*results, strict=True)]  # type: ignore[union-attr]
+    assert sum(same) >= 62
+    for a, b in zip(*results, strict=True):
+        assert isinstance(a, Sampled)
+        assert isinstance(b, Sampled)
+        assert (a.chosen_logprob is None) == ("logprobs" not in options)
+        assert [i for i, _ in a.top] == [i for i, _ in b.top]
+        assert [v for _, v in a.top] == pytest.approx([v for _, v in b.top], abs=1e-4)
+
+
 async def test_the_engine_serves(engine_of: Callable[[Any], Any]) -> None:
     """Scheduler, sampler and streams on the device: the same greedy answer alone and among others."""
-    from sluice_runtime.engine.types import EngineRequest, SamplingParams
-
     engine = engine_of(_model("Llama", torch.bfloat16))
 
     async def answer(name: str, prompt: tuple[int, ...]) -> int:

@@ -10,6 +10,7 @@ import pytest
 from integration.test_rollouts import in_phase
 from integration.world import Load, World, condition, policy_manifest, rollout, until
 from sluice_operator.kube.client import EVENT, POLICY, RELEASE_RECORD
+from suites import FACTS
 
 pytestmark = pytest.mark.apiserver
 Object = dict[str, Any]
@@ -167,28 +168,10 @@ async def test_the_watch_keeps_a_holdback_and_rollback_armed(world: World) -> No
         assert "ownerReferences" not in record["metadata"]
 
 
-SUITE: Object = {
-    "apiVersion": "sluice.dev/v1alpha1",
-    "kind": "EvalSuite",
-    "metadata": {"name": "facts"},
-    "spec": {
-        "samples": [
-            {
-                "name": "capital",
-                "task": "chat",
-                "hard": True,
-                "messages": [{"role": "user", "content": "What is the capital of France?"}],
-                "expect": {"mustMatch": ["Paris"]},
-            }
-        ]
-    },
-}
-
-
 @pytest.mark.parametrize("right", [True, False], ids=["right", "wrong"])
 async def test_a_suite_runs_before_any_traffic(world: World, right: bool) -> None:
     await two_arms(world, text="Paris." if right else "Rome.")
-    await world.apply(SUITE)
+    await world.apply(FACTS)
     async with Load(world, "m"):
         spec = rollout("b", 50, evaluation={"suites": ["facts"]})
         await world.apply(policy_manifest("m", "a", rollout=spec))
@@ -288,7 +271,7 @@ async def test_greedy_answers_are_compared_without_a_word_of_them(world: World) 
 
 async def test_suites_run_again_when_a_person_asks(world: World) -> None:
     _, b = await two_arms(world, text="Paris.")
-    await world.apply(SUITE)
+    await world.apply(FACTS)
     async with Load(world, "m"):
         spec = policy_manifest(
             "m", "a", rollout=rollout("b", 50, seconds=600, evaluation={"suites": ["facts"]})

@@ -13,6 +13,7 @@ import pytest
 
 from integration.world import Load, World, condition, policy_manifest, until
 from sluice_operator.kube.client import POLICY, SCOPE, TENANT
+from sluice_operator.plan.access import OFFERED_TYPE
 
 pytestmark = pytest.mark.apiserver
 
@@ -35,10 +36,12 @@ def tenant(name: str, **spec: Any) -> dict[str, Any]:
     }
 
 
-async def secret(world: World, name: str, value: str) -> None:
+async def secret(world: World, name: str, value: str, kind: str = "Opaque") -> None:
     data = {"key": base64.b64encode(value.encode()).decode()}
     meta = {"name": name, "namespace": world.namespace}
-    await world.kube.apply({"apiVersion": "v1", "kind": "Secret", "metadata": meta, "data": data})
+    await world.kube.apply(
+        {"apiVersion": "v1", "kind": "Secret", "type": kind, "metadata": meta, "data": data}
+    )
 
 
 async def test_a_new_epoch_reaches_the_pods_without_a_failed_request(world: World) -> None:
@@ -88,6 +91,20 @@ async def test_a_tenant_with_its_secret_is_never_told_that_it_lacks_it(world: Wo
 
     await until("ready", ready)
     assert "SecretNotFound" not in seen
+
+
+async def test_a_policy_says_what_its_verifier_lacks_until_it_is_there(world: World) -> None:
+    await world.serve("a")
+    verifier = {"url": "https://facts.invalid/v1", "tokenSecret": {"name": "facts"}}
+    await world.apply(
+        policy_manifest("m", "a", contract={"checks": [{"name": "facts", "verifier": verifier}]})
+    )
+    told = await world.wait_condition(POLICY, "m", "Stalled")
+    assert told["reason"] == "SecretNotFound"
+    assert "spec.rules[0].contract.checks[0].verifier.tokenSecret" in told["message"]
+    await secret(world, "facts", "token-of-facts", OFFERED_TYPE)
+    await world.wait_condition(POLICY, "m", "Ready")
+    assert "token-of-facts" not in world.log()
 
 
 async def test_keys_that_the_gateway_cannot_take_are_told_and_others_go_on(world: World) -> None:

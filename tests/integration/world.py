@@ -34,7 +34,7 @@ T = TypeVar("T")
 Object = dict[str, Any]
 
 
-async def until(what: str, probe: Callable[[], Awaitable[T]], *, seconds: float = 20.0) -> T:
+async def until(what: str, probe: Callable[[], Awaitable[T]], *, seconds: float = 60.0) -> T:
     """The first true answer. Raises with what was last seen."""
     deadline = time.monotonic() + seconds
     while True:

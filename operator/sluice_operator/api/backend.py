@@ -216,7 +216,8 @@ class EngineSettings(Spec):
     dtype: DType = DType.BFLOAT16
     """Element type of weights and activations."""
     quantization: Quantization = Quantization.NONE
-    """At load: Int8 or Int4 weights, or W8A8, Int8 weights and activations. None for quantised files."""
+    """At load: Int8 or Int4 weights (on a CPU their products round activations to 8 bits, each 32 by a scale
+    of their own), or W8A8, Int8 weights and activations. None for quantised files."""
     kv_cache_dtype: KvCacheDtype = KvCacheDtype.AUTO
     """Auto is dtype; Int8 and Fp8 (e4m3) keep a byte a value, and a scale for each token of each head."""
     max_model_len: int = Field(default=2048, ge=16, le=1_048_576)

@@ -113,6 +113,15 @@ class SecretKeyRef(Spec):
     """Key inside the Secret."""
 
 
+class BundleRef(Spec):
+    """A key of an object in the same namespace that holds certificates."""
+
+    name: str = Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
+    """Name of the object, such as kube-root-ca.crt."""
+    key: str = Field(default="ca.crt", min_length=1, max_length=253)
+    """Key inside it."""
+
+
 class Condition(Spec):
     """metav1.Condition."""
 

@@ -20,6 +20,7 @@ class Metric(StrEnum):
     """What a guard watches; those named Rate are shares of requests, the rest have a value each."""
 
     TTFT = "TTFT"
+    TIME_TO_VERIFIED = "TimeToVerified"
     TIME_PER_TOKEN = "TimePerToken"  # noqa: S105
     INTER_TOKEN_JITTER = "InterTokenJitter"  # noqa: S105
     TOTAL = "Total"
@@ -150,7 +151,8 @@ class Coverage(Spec):
 
 def default_guards() -> list[Guard]:
     """Speed and what goes wrong, as guards; what may be a matter of taste or trade, watched. No more errors
-    than stable's are tolerated: they are rare, so a tolerance would cost more requests than it spares."""
+    than stable's are tolerated: they are rare, so a tolerance would cost more requests than it spares.
+    TimeToVerified is for those who ask: most rules verify nothing."""
     watched = (Metric.REFUSAL_RATE, Metric.RETRY_RATE, Metric.COST_PER_SUCCESS, Metric.DISAGREEMENT_RATE)
     strict = (Metric.ERROR_RATE, Metric.INTERRUPTION_RATE)
     return [
@@ -160,6 +162,7 @@ def default_guards() -> list[Guard]:
             max_increase_percent=0 if metric in strict else 20,
         )
         for metric in Metric
+        if metric is not Metric.TIME_TO_VERIFIED
     ]
 
 

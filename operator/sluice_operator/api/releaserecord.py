@@ -55,6 +55,8 @@ class ArmEvidence(Spec):
     """Of these, mirrored ones."""
     ttft_seconds: Quantiles = Field(default_factory=Quantiles)
     """Arrival to first token."""
+    time_to_verified_seconds: Quantiles = Field(default_factory=Quantiles)
+    """Arrival to the first of an answer that had passed its contract."""
     time_per_token_seconds: Quantiles = Field(default_factory=Quantiles)
     """Mean time per output token after the first."""
     total_seconds: Quantiles = Field(default_factory=Quantiles)
@@ -67,6 +69,10 @@ class ArmEvidence(Spec):
     """Of these, found in the prefix cache."""
     output_tokens: int = 0
     """Tokens written."""
+    guessed_tokens: int = 0
+    """Tokens guessed by speculative decoding."""
+    accepted_tokens: int = 0
+    """Of these, written."""
     busy_seconds: str = ""
     """Seconds of service summed over requests, a decimal string."""
     replica_hours: str = ""

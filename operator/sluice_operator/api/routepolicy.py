@@ -14,6 +14,7 @@ from pydantic import Field
 
 from .common import (
     MAX_SAFE_INTEGER,
+    BundleRef,
     Condition,
     DataClass,
     Decimal,
@@ -21,6 +22,7 @@ from .common import (
     Metadata,
     Regex,
     Risk,
+    SecretKeyRef,
     Spec,
     named,
 )
@@ -43,6 +45,7 @@ from .rulestatus import RuleStatus
 from .tuning import Features, Sampling, Switch
 
 VERIFIER_URL = r"^https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?(/[!-\"$->@-~]*)?$"
+HAS_HARD_CHECK = "self.contract.checks.exists(c, !has(c.severity) || c.severity == 'Hard')"
 ROLLOUT = '.status.rules[?(@.phase!="Stable")]'
 """JSONPath of rules with a rollout; a column shows the first."""
 
@@ -156,14 +159,45 @@ class CircuitBreaker(Spec):
     """Requests waiting for a connection."""
 
 
+class CaBundle(Spec):
+    """Where certificate authorities stand, in PEM: exactly one of these."""
+
+    model_config = obeys(
+        Cel(
+            exactly_one("configMap", "secret"),
+            "caBundle needs exactly one source: give one of configMap and secret",
+        )
+    )
+
+    config_map: BundleRef | None = None
+    """A ConfigMap, as tools that distribute authorities make them; looked at twice a minute."""
+    secret: BundleRef | None = None
+    """A Secret."""
+
+
 class Verifier(Spec):
     """An HTTP service of yours that is asked about each answer before its verdict is known."""
+
+    model_config = obeys(
+        Cel(
+            "self.url.startsWith('https://') || !(has(self.tokenSecret) || has(self.caBundle))",
+            "url must be https where tokenSecret or caBundle is given: over http anybody on the way reads the"
+            " token, and nobody proves who answers",
+            ".url",
+        )
+    )
 
     url: str = Field(min_length=1, max_length=2048, pattern=VERIFIER_URL)
     """Where pods POST the question; without user, query and fragment, since policies are read by many.
     Redirects are not followed."""
     timeout_seconds: int = Field(default=5, ge=1, le=60)
     """Within which it must answer; after that the answer counts as not verified and is withheld."""
+    token_secret: SecretKeyRef | None = None
+    """A token that pods send as Authorization: Bearer; https only. Its Secret must be of type
+    sluice.dev/verifier-token. Rotated within seconds, without a restart. While it is missing, answers are
+    withheld."""
+    ca_bundle: CaBundle | None = None
+    """Authorities that its certificate is checked against, in place of those that everybody trusts."""
 
 
 class Check(Spec):
@@ -226,6 +260,11 @@ class Contract(Spec):
     checks: list[Check] = Field(default_factory=list, max_length=16, json_schema_extra=keyed_by("name"))
     """Checks, by name."""
 
+    @property
+    def can_fail(self) -> bool:
+        """Whether it has a hard check: to pass it means something."""
+        return any(check.severity is Severity.HARD for check in self.checks)
+
 
 class Rule(Spec):
     """One routing rule."""
@@ -266,6 +305,17 @@ class Rule(Spec):
             " || has(self.target.backend)",
             "contract needs target.backend, whose pods do the checking: remove it, or name a backend",
             ".contract",
+        ),
+        *(
+            Cel(
+                f"!has(self.rollout) || !has(self.rollout.{asked})"
+                f" || !self.rollout.{asked}.exists(one, one.metric == 'TimeToVerified')"
+                f" || (has(self.contract) && has(self.contract.checks) && {HAS_HARD_CHECK})",
+                f"rollout.{asked} name TimeToVerified, but no check of severity Hard can be passed: add one,"
+                " or name another metric",
+                f".rollout.{asked}",
+            )
+            for asked in ("guards", "gains")
         ),
     )
 

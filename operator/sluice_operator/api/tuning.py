@@ -15,6 +15,9 @@ class Features(Spec):
     """Reuse of cached prompt prefixes within the cache scope; default on."""
     speculation: bool | None = None
     """Speculative decoding, where the backend has it; default on."""
+    direct_streaming: bool | None = None
+    """Answers are streamed as the contract's streaming says; default on. Off: each is held until it is whole
+    and has passed the contract, as with streaming Verified."""
 
 
 class Sampling(Spec):

@@ -19,14 +19,16 @@ from pydantic import ValidationError
 from rich.table import Table
 
 from ..api import InferenceBackend
+from ..api.backend import ModelSource, SpeculationMethod
 from ..plan.backend import block_size
-from ..plan.budget import Budget, BudgetError, Concurrency, Engine, budget, concurrency
+from ..plan.budget import Budget, BudgetError, Concurrency, Draft, Engine, budget, concurrency
 from ..plan.capacity import in_flight, replicas_for
 from ..plan.quantity import num_bytes
 from .common import console, one_line_errors
 from .edit import EditError
 
 _MAX_HEADER = 100_000_000
+_DRAFT = "spec.engine.speculation.draft"
 
 
 def capacity(
@@ -37,6 +39,13 @@ def capacity(
         Path | None,
         typer.Option(
             help="Directory with the model's config.json; default: that of hostPath.", show_default=False
+        ),
+    ] = None,
+    draft_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="The same of the draft that speculation names; default: that of its hostPath.",
+            show_default=False,
         ),
     ] = None,
     prompt: Annotated[int, typer.Option(help="Tokens of a prompt.", min=1)] = 512,
@@ -63,7 +72,8 @@ def capacity(
     with one_line_errors():
         backend = _backend(file)
         try:
-            engine, found = _budget(backend, _model_dir(backend, model_dir), memory)
+            directory = _model_dir(backend.spec.model, model_dir)
+            engine, found = _budget(backend, directory, _draft_dir(backend, draft_dir), memory)
             running = concurrency(found, engine, prompt, output)
         except BudgetError as error:
             raise EditError(str(error)) from None
@@ -96,16 +106,39 @@ def _backend(file: Path) -> InferenceBackend:
         raise EditError(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
-def _model_dir(backend: InferenceBackend, given: Path | None) -> Path:
-    host = backend.spec.model.host_path
+def _model_dir(
+    model: ModelSource, given: Path | None, option: str = "--model-dir", named: str = "model"
+) -> Path:
+    host = model.host_path
     directory = given or (Path(host.path) if host is not None else None)
     if directory is None or not (directory / "config.json").is_file():
-        where = f"there is no config.json in {directory}" if directory else "the model is not on this machine"
-        raise EditError(f"{where}: give --model-dir, a directory with the model's config.json")
+        where = (
+            f"there is no config.json in {directory}" if directory else f"the {named} is not on this machine"
+        )
+        raise EditError(f"{where}: give {option}, a directory with the {named}'s config.json")
     return directory
 
 
-def _budget(backend: InferenceBackend, directory: Path, memory: str) -> tuple[Engine, Budget]:
+def _draft_dir(backend: InferenceBackend, given: Path | None) -> Path | None:
+    """None where no draft guesses. Raises EditError."""
+    speculation = backend.spec.engine.speculation
+    drafts = speculation is not None and speculation.method is SpeculationMethod.DRAFT
+    draft = None if speculation is None else speculation.draft
+    if drafts != (draft is not None):
+        raise EditError(f"{_DRAFT}: a draft model comes with method Draft, and only with it")
+    if draft is None:
+        if given is not None:
+            raise EditError("--draft-dir: spec.engine.speculation names no draft: set method Draft and draft")
+        return None
+    try:
+        return _model_dir(draft, given, "--draft-dir", "draft")
+    except EditError as error:
+        raise EditError(f"{_DRAFT}: {error}") from None
+
+
+def _budget(
+    backend: InferenceBackend, directory: Path, draft: Path | None, memory: str
+) -> tuple[Engine, Budget]:
     spec = backend.spec.engine
     limit = memory or ("" if backend.spec.accelerator else backend.spec.resources.limits.memory or "")
     try:
@@ -131,6 +164,7 @@ def _budget(backend: InferenceBackend, directory: Path, memory: str) -> tuple[En
         memory_bytes=memory_bytes,
         num_parameters=_num_parameters(directory),
         accelerated=backend.spec.accelerator is not None,
+        draft=None if draft is None else Draft(_config(draft), _num_parameters(draft)),
     )
 
 
@@ -195,6 +229,7 @@ def _table(found: Budget, num_ranks: int) -> Table:
     table.add_column(justify="right")
     for name, size in (
         ("weights", found.weights),
+        *([("of these the draft's", found.draft_weights)] if found.draft_weights else []),
         ("runtime context", found.context),
         ("activations", found.activations),
         ("workspace", found.workspace),
@@ -214,10 +249,11 @@ def _lines(
     num_ranks = engine.tensor_parallel
     offload = "kvOffloadMemory, " if found.host_pool else ""
     of_rank = f" on each of {num_ranks} ranks" if num_ranks > 1 else ""
+    of_draft = ", those of the draft among them" if found.draft_weights else ""
     kv_budget = None if found.kv_budget is None else _mib(found.kv_budget * num_ranks)
     lines = [
-        f"A token takes {found.bytes_per_token:,} bytes of KV{of_rank}; {asked} hold {found.kv_tokens:,}"
-        f" tokens in {found.num_blocks:,} blocks",
+        f"A token takes {found.bytes_per_token:,} bytes of KV{of_rank}{of_draft}; {asked} hold"
+        f" {found.kv_tokens:,} tokens in {found.num_blocks:,} blocks",
         f"Sequences of {lengths[0]} + {lengths[1]} tokens: {running.certain} surely,"
         f" {running.typical} typically (maxNumSeqs is {engine.max_num_seqs})",
     ]

@@ -8,6 +8,7 @@ process ends.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import Coroutine, Iterable, Mapping
@@ -31,7 +32,7 @@ from ..kube.client import (
     Kind,
 )
 from ..kube.events import Recorder
-from ..plan import limits, names, tenants
+from ..plan import access, names
 from ..plan.backend_status import live
 from ..plan.observed import PodView
 from ..xds.server import AdsServer
@@ -48,6 +49,7 @@ from .queue import Key, Queue
 from .releasing import Releasing
 from .router import Router
 from .secrets import establish
+from .tenancy import Tenancy
 
 log = logging.getLogger(__name__)
 _TICK_S = 1.0
@@ -75,6 +77,7 @@ class App:
 
     def __init__(self, settings: Settings, kube: Kube, ads_options: Mapping[str, Any]) -> None:
         cache = Cache()
+        self._tenancy = Tenancy(cache, lambda: self.ctx.secrets)
         book = Book(cache)
         ads = AdsServer(on_record=self._accessed, on_quarantine=self._quarantined, **ads_options)
         collector = Collector(
@@ -90,7 +93,8 @@ class App:
             ads,
             accepted=book.accepted,
             tenants=self._resolve_tenants,
-            limits=lambda: limits.tenant_limits(self._others.tenants()),
+            limits=lambda: self._tenancy.known().limits,
+            access=self._resolve_access,
             credential=lambda: self.ctx.credentials.gateway_credential,
             in_force=self._in_force,
             feedback=(settings.feedback_host, settings.feedback_address[1])
@@ -187,11 +191,11 @@ class App:
         ctx.book.restore(
             await _patiently(lambda: self._each_namespace(CONTROLLER_REVISION, names.POLICY_LABEL))
         )
-        await _patiently(self._others.load_secrets)
         for name in sorted(
             ctx.cache.policies, key=lambda n: ctx.cache.policies[n].metadata.creation_timestamp
         ):
             ctx.book.consider(name)
+        await _patiently(self._others.load_secrets)
         ctx.collector.sync(ctx.cache.pods.values())
         await self._until_pods_told()
         for entry in ctx.book.entries.values():
@@ -203,6 +207,7 @@ class App:
         for name in ctx.cache.backends:
             ctx.dirty("backend", name)
         self._all_dirty()
+        ctx.dirty("secrets", ("", ""))  # from now on again and again, where ConfigMaps are among them
         log.info(
             "started",
             extra={
@@ -306,6 +311,11 @@ class App:
         entry = ctx.book.entries.get(name)
         if entry is not None:
             ctx.book.decide(entry, now())
+        if self._others.unread(name):
+            # Or else routes would name verifiers that pods can't reach yet, and answers would be withheld.
+            with contextlib.suppress(KubeError):
+                await self._others.load_secrets()
+            ctx.dirty("secrets", ("", ""))
         await ctx.router.flush()
         self._settle()
 
@@ -324,7 +334,7 @@ class App:
         elif kind == "suite":
             return await self._others.suite(name)
         elif kind == "secrets":
-            await self._others.load_secrets()
+            return await self._others.load_secrets()
         elif kind == "surroundings":
             await self._reconsider()
         return None
@@ -432,9 +442,15 @@ class App:
                 entry.in_force = entry.accepted
 
     def _resolve_tenants(self) -> tuple[GatewayTenant, ...]:
-        told, problems = tenants.resolve(self._others.tenants(), self.ctx.secrets)
-        self.ctx.tenant_problems = problems
-        return told
+        known = self._tenancy.known()
+        self.ctx.tenant_problems = known.problems
+        return known.told
+
+    def _resolve_access(self) -> access.Known:
+        ctx = self.ctx
+        known = access.resolve(ctx.book.accepted(), ctx.secrets, ctx.config_maps, ctx.offered)
+        ctx.access_problems = known.problems
+        return known
 
     # Decisions
 

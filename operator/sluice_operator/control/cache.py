@@ -7,6 +7,7 @@ why.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -70,6 +71,8 @@ class Cache:
     pods: dict[Name, PodView] = field(default_factory=dict)
     deployments: dict[Name, DeploymentView] = field(default_factory=dict)
     namespaces_ending: set[str] = field(default_factory=set)
+    news: Counter[str] = field(default_factory=Counter)
+    """How many times objects of each kind have changed."""
     _versions: dict[tuple[str, str, str], int] = field(default_factory=dict)
 
     def put(self, kind: str, obj: Mapping[str, Any]) -> bool:
@@ -86,7 +89,9 @@ class Cache:
             return False
         known = table.get(name)
         table[name] = parsed
-        return bool(known != parsed)
+        changed = bool(known != parsed)
+        self.news[kind] += changed
+        return changed
 
     def answered(self, kind: str, obj: Mapping[str, Any]) -> bool:
         """Takes in the answer to a write of ours. Returns whether somebody else's edit came with it: the
@@ -101,7 +106,9 @@ class Cache:
         if version and version < seen:
             return False
         self._versions[(kind, *name)] = max(seen, version)
-        return self._table(kind).pop(name, None) is not None
+        known = self._table(kind).pop(name, None) is not None
+        self.news[kind] += known
+        return known
 
     def sync(
         self, kind: str, objects: Iterable[Mapping[str, Any]], namespaces: Iterable[str] | None

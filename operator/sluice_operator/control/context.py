@@ -74,9 +74,15 @@ class Context:
     credentials: Credentials
     react: Callable[[str, Name], Awaitable[None]]
     """What follows from news of an object."""
-    secrets: dict[Name, Mapping[str, str]] = field(default_factory=dict)
-    """Decoded data of the Secrets that tenants name."""
-    tenant_problems: dict[Name, tuple[Problem, ...]] = field(default_factory=dict)
+    secrets: dict[Name, Mapping[str, str]] = field(default_factory=dict, repr=False)
+    """Decoded data of the Secrets that tenants and verifiers name."""
+    config_maps: dict[Name, Mapping[str, str]] = field(default_factory=dict)
+    offered: set[Name] = field(default_factory=set)
+    """Secrets of the type that says that verifiers may be sent them."""
+    """Data of the ConfigMaps that verifiers name."""
+    access_problems: Mapping[Name, tuple[Problem, ...]] = field(default_factory=dict)
+    """What is wrong with what a policy's verifiers name."""
+    tenant_problems: Mapping[Name, tuple[Problem, ...]] = field(default_factory=dict)
 
     async def answered(self, kind: str, obj: Mapping[str, Any]) -> None:
         """Takes in the answer to a write of ours, and what others wrote before it."""

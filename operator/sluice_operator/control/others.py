@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..api import CacheScope, Condition, EvalSuite, Tenant
+from ..api import CacheScope, Condition, EvalSuite, RoutePolicy, Tenant
 from ..api.cachescope import CacheScopeStatus
 from ..api.tenant import TenantStatus
 from ..evaluation.suite import Suite, SuiteRefused, parse
@@ -16,12 +16,14 @@ from ..plan import tenants as plan_tenants
 from ..plan.arms import candidate_arm, stable_arm
 from ..plan.conditions import Problem, find
 from ..plan.policy_status import simple
+from ..plan.references import Reference, references
 from . import secrets
 from .cache import Broken, Name
 from .context import Context, stamp
 from .statuses import changed, tell_broken, wire
 
-_SUITE_AGAIN_S = 30.0
+_AGAIN_S = 30.0
+"""How often a ConfigMap is looked at."""
 
 
 async def _parsed(suite: EvalSuite, config_map: dict[str, Any] | None) -> Suite | Problem:
@@ -40,6 +42,8 @@ class Others:
         self._ctx = ctx
         self._looked: set[Name] = set()
         """Secrets that were looked for: of others nobody knows yet whether they are there."""
+        self._loading = asyncio.Lock()
+        """One at a time: a reading that began before an edit must not forget what the edit names."""
 
     async def scope(self, name: Name) -> None:
         ctx, scope = self._ctx, self._ctx.cache.scopes.get(name)
@@ -100,7 +104,7 @@ class Others:
         told = suite_status(suite, await _parsed(suite, found), stamp())
         if changed(suite.status, told):
             await ctx.answered("EvalSuite", await ctx.kube.patch_status(EVAL_SUITE, *name, wire(told)))
-        return _SUITE_AGAIN_S if source is not None else None
+        return _AGAIN_S if source is not None else None
 
     async def tenant(self, name: Name) -> None:
         ctx, tenant = self._ctx, self._ctx.cache.tenants.get(name)
@@ -135,15 +139,37 @@ class Others:
         refused = self._ctx.ads.quarantined.get(f"tenant/{name[1]}", "")
         return found or ((Problem("RefusedByGateway", refused, "spec"),) if refused else ())
 
-    async def load_secrets(self) -> None:
-        """Reads what tenants name; news goes to the gateway at once, since it may be a revocation."""
-        wanted = {ref for t in self.tenants() for ref in plan_tenants.referenced_secrets(t)}
-        news = await secrets.load(self._ctx, wanted)
-        self._looked = set(wanted)
+    async def load_secrets(self) -> float | None:
+        """Reads what tenants and verifiers name; news goes to gateway and pods at once, since it may be a
+        revocation. ConfigMaps, which nobody watches, are read again now and then."""
+        async with self._loading:
+            wanted = {ref for t in self.tenants() for ref in plan_tenants.referenced_secrets(t)}
+            named = [ref for name in self._ctx.cache.policies for ref in self._references(name)]
+            wanted |= {ref.object for ref in named if ref.kind == "Secret"}
+            config_maps = {ref.object for ref in named if ref.kind == "ConfigMap"}
+            news = await secrets.load(self._ctx, wanted, config_maps)
+            self._looked = wanted
         if news:
             await self._ctx.router.flush()
         for name in self._ctx.cache.tenants:
             self._ctx.dirty("tenant", name)
+        for name in self._ctx.cache.policies:
+            if any(self._references(name)):
+                self._ctx.dirty("policy", name)
+        return _AGAIN_S if config_maps else None
+
+    def unread(self, policy: Name) -> bool:
+        """Whether a policy's verifiers name what nobody has looked for yet."""
+        known = {"Secret": self._ctx.secrets, "ConfigMap": self._ctx.config_maps}
+        return any(ref.object not in known[ref.kind] for ref in self._references(policy))
+
+    def _references(self, name: Name) -> Iterator[Reference]:
+        """What a policy's verifiers need: by its spec, and by the one in force where that is another."""
+        policy, entry = self._ctx.cache.policies.get(name), self._ctx.book.entries.get(name)
+        if isinstance(policy, RoutePolicy):
+            yield from references(name[0], policy.spec)
+        if entry is not None and entry.spec is not None:
+            yield from references(name[0], entry.spec)
 
     def tenants(self) -> list[Tenant]:
         return [t for t in self._ctx.cache.tenants.values() if isinstance(t, Tenant)]

@@ -175,6 +175,7 @@ class Policies:
             waiting=waiting,
             unserved=unserved,
             services=entry.services,
+            access=self._ctx.access_problems.get(entry.name, ()),
             quarantined=self._ctx.ads.quarantined.get(f"policy/{entry.key}", ""),
             gateway=self._ctx.ads.num_gateways > 0 and entry.in_force == entry.accepted,
         )
@@ -192,7 +193,8 @@ class Policies:
                 kind="Warning" if bad else "Normal",
             )
         # Once, and not at each checkpoint of a rollout that goes on under them.
-        before, entry.told = entry.told, entry.problems or entry.services
+        access = self._ctx.access_problems.get(entry.name, ())
+        before, entry.told = entry.told, entry.problems or entry.services or access
         if entry.told and entry.told != before:
             await self._ctx.recorder.tell(
                 about("RoutePolicy", policy.metadata),

@@ -17,6 +17,7 @@ from ..api import CacheScope, InferenceBackend
 from ..api.common import TokenCaps
 from ..evidence import Collector
 from ..plan import names
+from ..plan.access import Known, access_set
 from ..plan.arms import CANDIDATE, STABLE, PodConfig
 from ..plan.backend_status import PodState
 from ..plan.limits import LimitSet, limit_set
@@ -44,6 +45,7 @@ class Router:
         accepted: Callable[[], Iterable[Accepted]],
         tenants: Callable[[], tuple[gateway.Tenant, ...]],
         limits: Callable[[], dict[str, dict[str, int]]],
+        access: Callable[[], Known],
         credential: Callable[[], str],
         in_force: Callable[[], None],
         feedback: tuple[str, int] | None = None,
@@ -57,6 +59,7 @@ class Router:
             in_force,
         )
         self._limits, self._feedback, self._reviews = limits, feedback, reviews
+        self._access = access
         self.plan: Plan | None = None
         self.open = False
         self.dirty = asyncio.Event()
@@ -165,14 +168,17 @@ class Router:
                     held.setdefault(cluster, {})[arm.config] = self._known[arm.config]
         self._known = {version: config for configs in held.values() for version, config in configs.items()}
         tenants, limits = self._limits(), dict[TokenCaps, LimitSet]()
+        known, key = self._access(), self._credential()
         for cluster in made.endpoints:
             namespace, backend = cluster.split("/", 1)
             owner = self._cache.backends.get((namespace, backend))
             caps = owner.spec.limits if isinstance(owner, InferenceBackend) else TokenCaps()
             if caps not in limits:  # most backends have none: one digest over all tenants serves them all
                 limits[caps] = limit_set(caps, tenants)
+            configs = held.get(cluster, {})
+            access = access_set(configs.values(), known, key)
             for state in self.pod_states(namespace, backend):
-                self._collector.configure(state.pod, held.get(cluster, {}), limits[caps])
+                self._collector.configure(state.pod, configs, limits[caps], access)
 
     async def _push(self, state: gateway.GatewayState) -> None:
         """Pushes; where a candidate becomes stable, first routes in which it is both, or weights would

@@ -1,7 +1,7 @@
 """The Secret ``sluice-runtime``: made once in the operator's namespace, copied to where backends run.
 
 It is made here and not by the chart, since a template that draws random values draws them again at each
-upgrade. Secrets are never cached but for the two values themselves and the keys that tenants name, and
+upgrade. Secrets are never cached but for the two values themselves and what tenants and verifiers name, and
 never logged.
 """
 
@@ -14,7 +14,8 @@ from typing import Any
 
 from ..api import FIELD_MANAGER
 from ..kube import Conflict, Kube
-from ..kube.client import SECRET
+from ..kube.client import CONFIG_MAP, SECRET
+from ..plan.access import OFFERED_TYPE
 from .cache import Name
 from .context import Context, Credentials
 
@@ -71,11 +72,19 @@ async def ensure_copy(ctx: Context, namespace: str) -> None:
         await ctx.kube.apply(_manifest(namespace, name, ctx.credentials.data()))
 
 
-async def load(ctx: Context, wanted: set[Name]) -> bool:
-    """Reads the Secrets that tenants name. Returns whether any differs from what was known."""
-    found = {name: decode(await ctx.kube.find(SECRET, *name)) for name in sorted(wanted)}
-    if found == ctx.secrets:
+async def load(ctx: Context, wanted: set[Name], config_maps: set[Name]) -> bool:
+    """Reads what tenants and verifiers name. Returns whether any differs from what was known."""
+    read = {name: await ctx.kube.find(SECRET, *name) for name in sorted(wanted)}
+    found = {name: decode(secret) for name, secret in read.items()}
+    offered = {name for name, secret in read.items() if (secret or {}).get("type") == OFFERED_TYPE}
+    bundles = {
+        name: ((await ctx.kube.find(CONFIG_MAP, *name)) or {}).get("data") or {}
+        for name in sorted(config_maps)
+    }
+    if (found, bundles, offered) == (ctx.secrets, ctx.config_maps, ctx.offered):
         return False
-    ctx.secrets.clear()
-    ctx.secrets.update(found)
+    for known, news in ((ctx.secrets, found), (ctx.config_maps, bundles)):
+        known.clear()
+        known.update(news)
+    ctx.offered = offered
     return True

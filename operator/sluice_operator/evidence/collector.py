@@ -62,11 +62,15 @@ class Collector:
         return held[0].view if held and held[0].pod.uid == pod.uid else StreamView()
 
     def configure(
-        self, pod: PodView, configs: Mapping[str, Mapping[str, Any]], limits: Mapping[str, Any]
+        self,
+        pod: PodView,
+        configs: Mapping[str, Mapping[str, Any]],
+        limits: Mapping[str, Any],
+        access: Mapping[str, Any],
     ) -> None:
         held = self._streams.get(pod.key)
         if held:
-            held[0].configure(configs, limits)
+            held[0].configure(configs, limits, access)
 
     async def close(self) -> None:
         tasks = [task for _, task in self._streams.values()]

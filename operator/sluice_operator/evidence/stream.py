@@ -10,7 +10,8 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import aiohttp
 
@@ -20,6 +21,28 @@ log = logging.getLogger(__name__)
 _SILENCE_S = 5.0
 _BACKOFF_S = (0.1, 2.0)
 _MAX_LINE = 1 << 20
+
+
+class _Beside(NamedTuple):
+    """Versions of what a pod holds beside configurations."""
+
+    limits: str
+    access: str
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    configs: Mapping[str, Mapping[str, Any]]
+    limits: Mapping[str, Any]
+    access: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def beside(self) -> _Beside:
+        return _Beside(self.limits["version"], self.access["version"])
+
+    @property
+    def versions(self) -> tuple[frozenset[str], _Beside]:
+        return frozenset(self.configs), self.beside
 
 
 class PodStream:
@@ -50,8 +73,8 @@ class PodStream:
         """Records up to here were made before this operator listened: counted by its predecessor, as the
         checkpoint shows. Of those only hard violations are told again, which does no harm."""
         self._restarts = pod.restarts
-        self._limits = ""
-        self._wanted: tuple[Mapping[str, Mapping[str, Any]], Mapping[str, Any]] | None = None
+        self._beside = _Beside("", "")
+        self._wanted: _Wanted | None = None
         self._wake = asyncio.Event()
 
     @property
@@ -64,14 +87,15 @@ class PodStream:
             self._connected, self._identity, self._versions, dict(self._rejected), self._kv_percent
         )
 
-    def configure(self, configs: Mapping[str, Mapping[str, Any]], limits: Mapping[str, Any]) -> None:
-        """What the pod shall hold from now on: configurations by version, and limits."""
-        if self._wanted is not None:
-            before, limited = self._wanted
-            if before.keys() == configs.keys() and limited["version"] == limits["version"]:
-                return
-        self._wanted = dict(configs), limits
-        self._wake.set()
+    def configure(
+        self, configs: Mapping[str, Mapping[str, Any]], limits: Mapping[str, Any], access: Mapping[str, Any]
+    ) -> None:
+        """What the pod shall hold from now on: configurations by version, limits, and what verifiers are
+        reached with."""
+        wanted = _Wanted(dict(configs), limits, access)
+        if self._wanted is None or self._wanted.versions != wanted.versions:
+            self._wanted = wanted
+            self._wake.set()
 
     def _url(self, path: str) -> str:
         host = f"[{self.pod.ip}]" if ":" in self.pod.ip else self.pod.ip
@@ -130,7 +154,7 @@ class PodStream:
         if kind == "hello":
             self._hello(line)
         elif kind == "heartbeat":
-            self._hold(frozenset(line["versions"]), line["limits"])
+            self._hold(frozenset(line["versions"]), _Beside(line["limits"], line["access"]))
             load = line["load"]
             self._kv_percent = 100 * load["kv_used"] // max(1, load["kv_total"])
         elif kind == "record":
@@ -150,21 +174,25 @@ class PodStream:
         if lost > 0:
             self._on_gap(self.pod, lost)
         self._connected, self._identity = True, line["identity"]
-        self._versions, self._limits = frozenset(line["versions"]), line["limits"]
+        self._versions = frozenset(line["versions"])
+        self._beside = _Beside(line["limits"], line["access"])
         self._restarts = self.pod.restarts
         self._wake.set()
         self._on_change(self.pod)
 
-    def _hold(self, versions: frozenset[str], limits: str) -> None:
-        if (versions, limits) != (self._versions, self._limits):
-            self._versions, self._limits = versions, limits
+    def _hold(self, versions: frozenset[str], beside: _Beside) -> None:
+        if (versions, beside) != (self._versions, self._beside):
+            self._versions, self._beside = versions, beside
             self._wake.set()
             self._on_change(self.pod)
 
-    def _holds(self, configs: Mapping[str, Mapping[str, Any]], limits: Mapping[str, Any]) -> bool:
+    def _holds(self, wanted: _Wanted) -> bool:
         """Whether the pod has all of it that it takes."""
-        limited = limits["version"] in (self._limits, *self._rejected)
-        return limited and self._versions == configs.keys() - self._rejected.keys()
+        beside = all(
+            version == held or version in self._rejected
+            for version, held in zip(wanted.beside, self._beside, strict=True)
+        )
+        return beside and self._versions == wanted.configs.keys() - self._rejected.keys()
 
     async def _configure(self) -> None:
         delay = _BACKOFF_S[0]
@@ -172,10 +200,10 @@ class PodStream:
             await self._wake.wait()
             self._wake.clear()
             wanted = self._wanted
-            if wanted is None or not self._connected or self._holds(*wanted):
+            if wanted is None or not self._connected or self._holds(wanted):
                 continue
             try:
-                await self._put(*wanted)
+                await self._put(wanted)
                 delay = _BACKOFF_S[0]
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
                 log.info(
@@ -186,10 +214,14 @@ class PodStream:
                 delay = min(delay * 2, _BACKOFF_S[1])
                 self._wake.set()
 
-    async def _put(self, configs: Mapping[str, Mapping[str, Any]], limits: Mapping[str, Any]) -> None:
+    async def _put(self, wanted: _Wanted) -> None:
         async with self._session.put(
             self._url("/v1/configs"),
-            json={"configs": list(configs.values()), "limits": limits},
+            json={
+                "configs": list(wanted.configs.values()),
+                "limits": wanted.limits,
+                "access": wanted.access,
+            },
             headers=self._headers(),
             timeout=aiohttp.ClientTimeout(total=5.0),
         ) as answer:
@@ -197,5 +229,6 @@ class PodStream:
                 raise aiohttp.ClientError(f"HTTP {answer.status}: {(await answer.text())[:200]}")
             told = await answer.json()
         self._rejected = {r["version"]: f"{r['field']}: {r['message']}" for r in told["rejected"]}
-        self._versions, self._limits = frozenset(told["versions"]), told["limits"]
+        self._versions = frozenset(told["versions"])
+        self._beside = _Beside(told["limits"], told["access"])
         self._on_change(self.pod)

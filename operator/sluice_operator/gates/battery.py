@@ -113,6 +113,7 @@ def _asked(tests: Sequence[Test]) -> dict[Metric, tuple[int, ...]]:
 
 _WEIGHTS = {
     Metric.TTFT: 3.0,
+    Metric.TIME_TO_VERIFIED: 3.0,
     Metric.TIME_PER_TOKEN: 2.5,
     Metric.TOTAL: 4.0,
     Metric.INTER_TOKEN_JITTER: 1.5,

@@ -19,15 +19,16 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-_NUMBERS = ("time", "age_s", "ttft_s", "tpot_s", "jitter_s", "total_s", "busy_s", "cost")
-_COUNTS = ("prompt_tokens", "cached_tokens", "output_tokens")
+_NUMBERS = ("time", "age_s", "ttft_s", "verified_s", "tpot_s", "jitter_s", "total_s", "busy_s", "cost")
+TOKEN_COUNTS = ("prompt_tokens", "cached_tokens", "output_tokens", "guessed_tokens", "accepted_tokens")
 _FLAGS = ("failed", "cancelled", "truncated", "refused", "repeated", "schema_failed", "tool_failed",
           "interrupted", "retried", "censored", "first_token", "mirror")  # fmt: skip
-_NAMES = (*_NUMBERS, *_COUNTS, *_FLAGS, "arm", "attempt", "task", "tenant", "request_id", "unit")
+_NAMES = (*_NUMBERS, *TOKEN_COUNTS, *_FLAGS, "arm", "attempt", "task", "tenant", "request_id", "unit")
 _read = attrgetter(*_NAMES)
 
 LATENCIES = {
     Metric.TTFT: "ttft_s",
+    Metric.TIME_TO_VERIFIED: "verified_s",
     Metric.TIME_PER_TOKEN: "tpot_s",
     Metric.INTER_TOKEN_JITTER: "jitter_s",
     Metric.TOTAL: "total_s",
@@ -71,7 +72,7 @@ class Columns:
         flat = list(chain.from_iterable(map(_read, rows)))
         read = {name: flat[at :: len(_NAMES)] for at, name in enumerate(_NAMES)}
         self.numbers: dict[str, Floats] = {name: np.array(read[name], float) for name in _NUMBERS}
-        self.tokens: dict[str, Floats] = {name: np.array(read[name], float) for name in _COUNTS}
+        self.tokens: dict[str, Floats] = {name: np.array(read[name], float) for name in TOKEN_COUNTS}
         self.flags: dict[str, Bools] = {name: np.frombuffer(bytes(read[name]), bool) for name in _FLAGS}
         self.attempt, self.task, self.tenant = read["attempt"], read["task"], read["tenant"]
         self.request, self.unit = read["request_id"], read["unit"]
@@ -102,7 +103,8 @@ class Columns:
     def value(self, metric: Metric) -> tuple[Floats, Bools]:
         """The metric's value or a bound that it exceeds (NaN: neither), and whether it is final.
 
-        A running request's time to first token and total are at least its age; so a request past a limit is
+        A running request's times to first token, to what is verified and to its end are at least its age as
+        long as they have not come; so a request past a limit is
         evidence before it ends. Mean time per token and jitter can still fall, so what has been measured of
         them in a running request counts as a bound only where a record brings it.
         """
@@ -112,6 +114,8 @@ class Columns:
             still_open = running & ~measured & ~self.flags["first_token"]
             bound: Floats = np.where(still_open, self.age, value)
             return bound, measured
+        if metric is Metric.TIME_TO_VERIFIED:
+            return np.where(running & ~measured, self.age, value), measured
         if metric is Metric.TOTAL:
             total: Floats = np.where(running | (self.flags["failed"] & ~measured), self.age, value)
             return total, measured & ~running

@@ -44,6 +44,8 @@ class Observation:
     mirror: bool = False
     ttft_s: float | None = None
     """Arrival to first token, seconds; None: not measured."""
+    verified_s: float | None = None
+    """Arrival to the first of the answer that had passed its rule's contract, seconds; None: nothing has."""
     tpot_s: float | None = None
     """Mean seconds per output token after the first; None under two tokens."""
     jitter_s: float | None = None
@@ -60,6 +62,10 @@ class Observation:
     """Of these, found in the prefix cache."""
     output_tokens: int = 0
     """Tokens written."""
+    guessed_tokens: int = 0
+    """Tokens guessed by speculative decoding."""
+    accepted_tokens: int = 0
+    """Of these, written."""
     failed: bool = False
     """5xx, reset, timeout, no pod, or the pod's queue full: bad for the error rate and slow for every
     latency guard."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..api.guards import Metric
 from ..api.releaserecord import ArmEvidence, Quantiles
-from .columns import LATENCIES, RATES, Bools, Columns, Floats, Ints
+from .columns import LATENCIES, RATES, TOKEN_COUNTS, Bools, Columns, Floats, Ints
 from .seen import Answered
 
 _WIDTH = float(np.log(1.05))
@@ -69,8 +69,9 @@ class ArmSummary:
         self._base = base or ArmEvidence()
         self.num = self.mirrored = self.successes = 0
         self.counts: dict[str, int] = {}
-        self.times = {metric: Histogram() for metric in (Metric.TTFT, Metric.TIME_PER_TOKEN, Metric.TOTAL)}
-        self.tokens = dict.fromkeys(("prompt_tokens", "cached_tokens", "output_tokens"), 0)
+        timed = (Metric.TTFT, Metric.TIME_TO_VERIFIED, Metric.TIME_PER_TOKEN, Metric.TOTAL)
+        self.times = {metric: Histogram() for metric in timed}
+        self.tokens = dict.fromkeys(TOKEN_COUNTS, 0)
         self.busy_s = self.cost = 0.0
         self.priced = False
 
@@ -120,6 +121,9 @@ class ArmSummary:
                 "num_requests": base.num_requests + self.num,
                 "num_mirrored": base.num_mirrored + self.mirrored,
                 "ttft_seconds": self._quantiles(Metric.TTFT, base.ttft_seconds),
+                "time_to_verified_seconds": self._quantiles(
+                    Metric.TIME_TO_VERIFIED, base.time_to_verified_seconds
+                ),
                 "time_per_token_seconds": self._quantiles(Metric.TIME_PER_TOKEN, base.time_per_token_seconds),
                 "total_seconds": self._quantiles(Metric.TOTAL, base.total_seconds),
                 "counts": counts,

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from ..api.cachescope import CacheScopeSpec, Isolation
-from ..api.routepolicy import RoutePolicySpec, Rule, ServiceTarget, Streaming
+from ..api.routepolicy import RoutePolicySpec, Rule, ServiceTarget, Streaming, Verifier
 from ..api.tuning import Features, Sampling, Switch
+from .references import authority_of, token_of
 
 PodConfig = dict[str, Any]
 STABLE, CANDIDATE, ASIDE = "stable", "candidate", "aside"
@@ -78,12 +79,13 @@ def pod_config(
         "policy": f"{namespace}/{policy}",
         "rule": rule.name,
         "model": spec.model,
-        "contract": _contract(rule),
+        "contract": _contract(namespace, rule),
         **_streaming(rule),
         "features": {
             "prefixCache": permitted and arm.features.prefix_cache is not False,
             # Nothing where it is as ever, as with streaming.
             **({"speculation": False} if arm.features.speculation is False else {}),
+            **({"directStreaming": False} if arm.features.direct_streaming is False else {}),
         },
         "switches": [_switch(switch, permitted) for switch in spec.switches],
         "scope": {
@@ -106,6 +108,8 @@ def _switch(switch: Switch, permitted: bool) -> dict[str, Any]:
         told["prefixCache"] = permitted and switch.features.prefix_cache
     if switch.features.speculation is not None:
         told["speculation"] = switch.features.speculation
+    if switch.features.direct_streaming is not None:
+        told["directStreaming"] = switch.features.direct_streaming
     return {"tasks": sorted(switch.tasks), "tenants": sorted(switch.tenants), "features": told}
 
 
@@ -116,7 +120,7 @@ def _streaming(rule: Rule) -> dict[str, str]:
     return {} if streaming is Streaming.IMMEDIATE else {"streaming": streaming.value}
 
 
-def _contract(rule: Rule) -> list[dict[str, Any]]:
+def _contract(namespace: str, rule: Rule) -> list[dict[str, Any]]:
     checks = []
     for check in rule.contract.checks:
         told: dict[str, Any] = {"name": check.name, "hard": check.severity.value == "Hard"}
@@ -125,12 +129,23 @@ def _contract(rule: Rule) -> list[dict[str, Any]]:
         elif check.must_match is not None:
             told |= {"kind": "MustMatch", "pattern": check.must_match}
         elif check.verifier is not None:
-            verifier = {"url": check.verifier.url, "timeoutSeconds": check.verifier.timeout_seconds}
-            told |= {"kind": "Verifier", "verifier": verifier}
+            told |= {"kind": "Verifier", "verifier": _verifier(namespace, check.verifier)}
         else:
             told |= {"kind": "MustNotMatch", "pattern": check.must_not_match}
         checks.append(told)
     return checks
+
+
+def _verifier(namespace: str, verifier: Verifier) -> dict[str, Any]:
+    """Names of its token and authorities, never what they are: those come beside (`access`)."""
+    told: dict[str, Any] = {"url": verifier.url, "timeoutSeconds": verifier.timeout_seconds}
+    for part, ref in (
+        ("token", token_of(namespace, verifier)),
+        ("authority", authority_of(namespace, verifier)),
+    ):
+        if ref is not None:
+            told[part] = ref.text
+    return told
 
 
 def _sampling(sampling: Sampling) -> dict[str, Any]:

@@ -24,6 +24,8 @@ HALF_CONTEXT_BYTES = 30 * MI
 """What half precision adds: between what our own kernels take (14 MiB) and what torch's do (46)."""
 TOKENIZER_BYTES = 1024
 """For each entry of the vocabulary."""
+DRAFT_TOKENIZER_BYTES = 512
+"""The same of a draft's: a second tokenizer in a process takes 450 (measured)."""
 RESERVE_PERCENT = 5
 SCALE_BYTES = 2
 """Of the scale that each key and each value of a KV head has where KV is quantised to a byte."""
@@ -62,8 +64,18 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True)
+class Draft:
+    """The model that guesses for a replica's: its config.json, and what its files hold, where they were
+    read."""
+
+    config: Mapping[str, Any]
+    num_parameters: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Shape:
-    """A causal decoder's sizes. `ffn` is the widest that one token's feed-forward part becomes."""
+    """A causal decoder's sizes. `ffn` is the widest that one token's feed-forward part becomes. `draft`: of
+    the model that guesses for this one, whose KV holds the same tokens in as many blocks."""
 
     model_type: str
     hidden: int
@@ -74,6 +86,7 @@ class Shape:
     ffn: int
     vocab: int
     tied: bool
+    draft: Shape | None = None
 
     def of_rank(self, num_ranks: int) -> Shape:
         """What one of `num_ranks` processes computes. Raises BudgetError where they can't share alike."""
@@ -92,7 +105,8 @@ class Shape:
 class Budget:
     """Where a replica's bytes go, or each rank's where several share it. `kv_budget` is the most that its KV
     may be, None where no limit is known; `num_blocks` and `kv_tokens` follow from what it is. `host_pool`
-    keeps what the prefix cache evicts; 0 where it is not of this memory, but of an accelerator's host."""
+    keeps what the prefix cache evicts; 0 where it is not of this memory, but of an accelerator's host.
+    `draft_weights` are among `weights`, and a draft's KV in `bytes_per_token` and `kv_cache`."""
 
     bytes_per_token: int
     weights: int
@@ -105,6 +119,7 @@ class Budget:
     kv_tokens: int
     kv_budget: int | None
     host_pool: int = 0
+    draft_weights: int = 0
 
     @property
     def total(self) -> int:
@@ -151,7 +166,12 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
 
 
 def kv_bytes_per_token(shape: Shape, dtype: str, kv_cache_dtype: str = "Auto") -> int:
-    """KV of one token in all layers."""
+    """KV of one token in all layers, the draft's too."""
+    draft = 0 if shape.draft is None else kv_bytes_per_token(shape.draft, dtype, kv_cache_dtype)
+    return _own_per_token(shape, dtype, kv_cache_dtype) + draft
+
+
+def _own_per_token(shape: Shape, dtype: str, kv_cache_dtype: str = "Auto") -> int:
     per_head = shape.head_dim * DTYPE_BYTES[dtype]
     if kv_cache_dtype != "Auto":
         per_head = shape.head_dim + SCALE_BYTES
@@ -159,16 +179,20 @@ def kv_bytes_per_token(shape: Shape, dtype: str, kv_cache_dtype: str = "Auto") -
 
 
 def _gathered_per_token(shape: Shape, engine: Engine) -> int:
-    """What gathering a token of every layer takes: quantised pages as they are, and then decoded."""
+    """What gathering a token of each own layer takes: quantised pages as they are, and then decoded."""
     stored = 0
     if engine.kv_cache_dtype != "Auto":
-        stored = kv_bytes_per_token(shape, engine.dtype, engine.kv_cache_dtype)
-    return kv_bytes_per_token(shape, engine.dtype) + stored
+        stored = _own_per_token(shape, engine.dtype, engine.kv_cache_dtype)
+    return _own_per_token(shape, engine.dtype) + stored
 
 
 def activation_bytes(shape: Shape, engine: Engine) -> int:
     """The most that one step holds beside KV: a layer's intermediate values of every token, scores of a tile
-    of a prompt's queries, and logits of every sequence, also in float32."""
+    of a prompt's queries, and logits of every sequence, also in float32. A draft runs before its model, not
+    beside it."""
+    if shape.draft is not None:
+        guessing = activation_bytes(shape.draft, replace(engine, num_guesses=0))
+        return max(guessing, activation_bytes(replace(shape, draft=None), engine))
     size, tokens = DTYPE_BYTES[engine.dtype], engine.max_batch_tokens
     width = 4 * shape.hidden + 3 * shape.ffn + 2 * (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     scores = 2 * shape.heads * min(TILE, tokens) * engine.max_model_len
@@ -180,9 +204,10 @@ def activation_bytes(shape: Shape, engine: Engine) -> int:
 
 def workspace_bytes(shape: Shape, engine: Engine, kv_tokens: int) -> int:
     """Pages of one layer, gathered for attention: the context of all that run, half as much again for
-    padding, a quarter for growth."""
+    padding, a quarter for growth. A draft keeps its own."""
     tokens = min(engine.max_num_seqs * engine.max_model_len, kv_tokens)
-    return tokens * _gathered_per_token(shape, engine) // shape.layers * 15 // 8
+    own = tokens * _gathered_per_token(shape, engine) // shape.layers * 15 // 8
+    return own + (0 if shape.draft is None else workspace_bytes(shape.draft, engine, kv_tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +311,7 @@ def budget(
     memory_bytes: int | None,
     num_parameters: int | None = None,
     accelerated: bool = False,
+    draft: Draft | None = None,
 ) -> Budget:
     """A replica's budget under a limit of `memory_bytes` (None: no limit): of each rank, where there are
     several. On an accelerator the limit is that of one; on a CPU the ranks share it. Raises BudgetError."""
@@ -293,10 +319,15 @@ def budget(
     engine = replace(engine, stored=stored_form(config))
     weights = weight_bytes(parameters(config, whole, num_parameters), whole, engine, accelerated)
     shape = whole.of_rank(num_ranks)
+    draft_weights = draft_vocab = 0
+    if draft is not None:
+        guessing, draft_weights = _drafting(draft, engine, accelerated)
+        shape, draft_vocab = replace(shape, draft=guessing), guessing.vocab
     per_token = kv_bytes_per_token(shape, engine.dtype, engine.kv_cache_dtype)
     if memory_bytes is not None and not accelerated:
         memory_bytes //= num_ranks
-    context = CONTEXT_BYTES + TOKENIZER_BYTES * shape.vocab
+    weights += draft_weights
+    context = CONTEXT_BYTES + TOKENIZER_BYTES * shape.vocab + DRAFT_TOKENIZER_BYTES * draft_vocab
     if engine.dtype != "float32":
         context += HALF_CONTEXT_BYTES
     activations = activation_bytes(shape, engine)
@@ -320,7 +351,22 @@ def budget(
         kv_tokens,
         kv_budget,
         host_pool,
+        draft_weights,
     )
+
+
+def _drafting(draft: Draft, engine: Engine, accelerated: bool) -> tuple[Shape, int]:
+    """A draft's shape and weights: of its model's dtype, and as its files are. Raises BudgetError."""
+    if engine.tensor_parallel > 1:
+        raise BudgetError("spec.engine.speculation.method Draft does not go with tensorParallel above 1")
+    try:
+        shape = shape_of(draft.config)
+        as_stored = replace(engine, quantization="None", stored=stored_form(draft.config))
+        counted = parameters(draft.config, shape, draft.num_parameters)
+    except BudgetError as error:
+        told = str(error).replace("--model-dir", "--draft-dir")
+        raise BudgetError(f"spec.engine.speculation.draft: {told}") from None
+    return shape, weight_bytes(counted, shape, as_stored, accelerated)
 
 
 def max_kv_bytes(shape: Shape, engine: Engine, left: int) -> int:
@@ -328,7 +374,11 @@ def max_kv_bytes(shape: Shape, engine: Engine, left: int) -> int:
     per_token = kv_bytes_per_token(shape, engine.dtype, engine.kv_cache_dtype)
     most = workspace_bytes(shape, engine, engine.max_num_seqs * engine.max_model_len)
     # Either the workspace has its full size, or it is 15/8 of what a layer's share of the KV becomes.
-    kv_share, workspace_share = shape.layers * 8 * per_token, 15 * _gathered_per_token(shape, engine)
+    num_layers, gathered = shape.layers, _gathered_per_token(shape, engine)
+    if shape.draft is not None:
+        gathered = gathered * shape.draft.layers + _gathered_per_token(shape.draft, engine) * num_layers
+        num_layers *= shape.draft.layers
+    kv_share, workspace_share = num_layers * 8 * per_token, 15 * gathered
     kv = max(left - most, left * kv_share // (kv_share + workspace_share))
     block = per_token * engine.block_size
     return max(0, kv) // block * block

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from ..api.routepolicy import RoutePolicySpec, Streaming
 from ..api.routepolicy import Rule as RuleSpec
-from ..api.routepolicy import Streaming
 from ..api.rulestatus import Phase, RuleStatus
 from ..xds import state as gateway
 from . import names
@@ -26,14 +26,24 @@ def fallbacks(policy: Accepted, rule: RuleSpec) -> list[str]:
     return [names.cluster(policy.namespace, f.backend) for f in rule.fallbacks]
 
 
-def longest_silence(rule: RuleSpec) -> int:
-    """Seconds without a byte after which the gateway gives up. A verified answer is silent on purpose, from
-    its queue to its verdict: only what bounds the whole request can bound that."""
+def longest_silence(spec: RoutePolicySpec, rule: RuleSpec) -> int:
+    """Seconds without a byte after which the gateway gives up. A held answer is silent on purpose, from its
+    queue to its verdict: only what bounds the whole request can bound that."""
     timeouts, contract = rule.timeouts, rule.contract
-    if contract.streaming is Streaming.VERIFIED:
+    if _holds_answers(spec, rule):
         return max(timeouts.idle_seconds, timeouts.total_seconds or LONGEST_HELD_S)
     asked = (check.verifier.timeout_seconds for check in contract.checks if check.verifier is not None)
     return timeouts.idle_seconds + max(asked, default=0)
+
+
+def _holds_answers(spec: RoutePolicySpec, rule: RuleSpec) -> bool:
+    """Whether some request of the rule may see nothing before its answer is whole: a route has one time-out
+    for both arms and all who use it."""
+    features = [rule.features, *(switch.features for switch in spec.switches)]
+    if rule.rollout is not None and rule.rollout.candidate.features is not None:
+        features.append(rule.rollout.candidate.features)
+    off = any(found.direct_streaming is False for found in features)
+    return off or rule.contract.streaming is Streaming.VERIFIED
 
 
 @dataclass(frozen=True)
@@ -82,7 +92,7 @@ class Placed:
             risks=tuple(match.risks),
             min_bytes=size.min if size else 0,
             max_bytes=size.max if size else None,
-            idle_seconds=longest_silence(rule),
+            idle_seconds=longest_silence(policy.spec, rule),
             total_seconds=rule.timeouts.total_seconds,
             retries=rule.retries.attempts,
         )

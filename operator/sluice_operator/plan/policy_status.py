@@ -32,6 +32,8 @@ class PolicySeen:
     """Rules whose stable arm nobody answers, with the cluster."""
     services: tuple[Problem, ...] = ()
     """Services that rules in force name and that are not there."""
+    access: tuple[Problem, ...] = ()
+    """Tokens and authorities that verifiers in force name and that are not there, or are none."""
     quarantined: str = ""
     """Why the gateway does not take the policy."""
     gateway: bool = True
@@ -68,8 +70,8 @@ def _stalled(seen: PolicySeen) -> Problem | None:
         return Problem(first.reason, text, first.field)
     if seen.quarantined:
         return Problem("RefusedByGateway", seen.quarantined)
-    if seen.services:
-        return seen.services[0]
+    if seen.services or seen.access:
+        return (*seen.services, *seen.access)[0]
     refused = next((text for text in seen.waiting.values() if "refused the configuration" in text), "")
     return Problem("ConfigRefused", refused) if refused else None
 

@@ -83,16 +83,22 @@ def _evidence(record: ReleaseRecordSpec) -> Iterator[list[str]]:
         yield [told, *(str(getattr(arm, field)) for arm in arms)]
     for told, field in (
         ("TTFT", "ttft_seconds"),
+        ("Time to verified", "time_to_verified_seconds"),
         ("Time per token", "time_per_token_seconds"),
         ("Total", "total_seconds"),
     ):
-        yield [f"{told}, s (p50 / p95 / p99)", *(_quantiles(getattr(arm, field)) for arm in arms)]
+        found = [getattr(arm, field) for arm in arms]
+        if field == "time_to_verified_seconds" and not any(one.p50 for one in found):
+            continue  # a rule that verifies nothing
+        yield [f"{told}, s (p50 / p95 / p99)", *map(_quantiles, found)]
     for metric in sorted({*arms[0].counts, *arms[1].counts}):
         yield [metric, *(_share(arm, metric) for arm in arms)]
     for told, field in (
         ("Prompt tokens", "prompt_tokens"),
         ("of these cached", "cached_tokens"),
         ("Output tokens", "output_tokens"),
+        ("Guessed tokens", "guessed_tokens"),
+        ("of these right", "accepted_tokens"),
         ("Busy seconds", "busy_seconds"),
         ("Replica hours", "replica_hours"),
         ("Peak KV, %", "peak_kv_percent"),
@@ -100,6 +106,8 @@ def _evidence(record: ReleaseRecordSpec) -> Iterator[list[str]]:
         ("Cost per success", "cost_per_success"),
         ("Currency", "currency"),
     ):
+        if field in ("guessed_tokens", "accepted_tokens") and not any(arm.guessed_tokens for arm in arms):
+            continue  # nothing was guessed
         yield [told, *(str(getattr(arm, field)) or _MISSING for arm in arms)]
 
 

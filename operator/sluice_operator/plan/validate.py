@@ -14,7 +14,7 @@ from typing import Any
 import jsonschema
 import re2
 
-from ..api.routepolicy import Check, RoutePolicySpec, Rule, ServiceTarget, Severity, Streaming
+from ..api.routepolicy import Check, RoutePolicySpec, Rule, ServiceTarget, Streaming, Verifier
 from .conditions import Problem
 from .fitness import complaint
 from .surroundings import Surroundings
@@ -166,9 +166,7 @@ def _contracts(spec: RoutePolicySpec, around: Surroundings) -> Iterator[Problem]
             seen.add(check.name)
             yield from _check(check, at)
         streaming = rule.contract.streaming
-        if streaming is not Streaming.IMMEDIATE and not any(
-            check.severity is Severity.HARD for check in rule.contract.checks
-        ):
+        if streaming is not Streaming.IMMEDIATE and not rule.contract.can_fail:
             yield Problem(
                 "InvalidSpec",
                 f"{streaming.value} needs a check of severity Hard to pass",
@@ -183,6 +181,8 @@ def _check(check: Check, at: str) -> Iterator[Problem]:
         yield Problem("InvalidSpec", told, at)
     if check.json_schema is not None:
         yield from _schema(check.json_schema, f"{at}.jsonSchema")
+    if check.verifier is not None:
+        yield from _verifier(check.verifier, f"{at}.verifier")
     for where, pattern in (("mustMatch", check.must_match), ("mustNotMatch", check.must_not_match)):
         if pattern is not None:
             error = pattern_error(pattern)
@@ -190,6 +190,17 @@ def _check(check: Check, at: str) -> Iterator[Problem]:
                 yield Problem(
                     "InvalidPattern", f"{pattern!r} is not an RE2 pattern: {error}", f"{at}.{where}"
                 )
+
+
+def _verifier(verifier: Verifier, at: str) -> Iterator[Problem]:
+    bundle = verifier.ca_bundle
+    if (verifier.token_secret or bundle) and not verifier.url.startswith("https://"):
+        told = (
+            "must be https where tokenSecret or caBundle is given: over http anybody on the way can read it"
+        )
+        yield Problem("InvalidSpec", told, f"{at}.url")
+    if bundle is not None and (bundle.config_map is None) == (bundle.secret is None):
+        yield Problem("InvalidSpec", "exactly one of configMap and secret is needed", f"{at}.caBundle")
 
 
 def pattern_error(pattern: str) -> str:

@@ -34,6 +34,7 @@ def rollout_problems(index: int, rule: Rule, around: Surroundings) -> Iterator[P
     yield from _steps(rollout, at)
     yield from _suites(rollout, around, at)
     yield from _guards(rollout, at)
+    yield from _unverified(rule, rollout, at)
     yield from _gains(rollout, at)
     yield from _queries(rollout, around, at)
     yield from _audience(rule, rollout, around, at)
@@ -99,6 +100,18 @@ def _gains(rollout: Rollout, at: str) -> Iterator[Problem]:
         if key in seen:
             yield Problem("InvalidSpec", "the same gain is expected twice", f"{at}.gains[{j}]")
         seen.add(key)
+
+
+def _unverified(rule: Rule, rollout: Rollout, at: str) -> Iterator[Problem]:
+    """Nothing is verified where no check can fail, so there is no time to it."""
+    if rule.contract.can_fail:
+        return
+    asked = [(f"guards[{j}]", guard.metric) for j, guard in enumerate(rollout.guards)]
+    asked += [(f"gains[{j}]", gain.metric) for j, gain in enumerate(rollout.gains)]
+    for where, metric in asked:
+        if metric is Metric.TIME_TO_VERIFIED:
+            told = "nothing is verified without a check of severity Hard; add one, or name another metric"
+            yield Problem("InvalidSpec", told, f"{at}.{where}.metric")
 
 
 def _queries(rollout: Rollout, around: Surroundings, at: str) -> Iterator[Problem]:

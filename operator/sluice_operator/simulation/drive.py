@@ -89,7 +89,7 @@ def run(rule: Rule, trace: Trace, onset: float = 0.0, pace: Pace = NORMAL) -> Re
 class _Rollout:
     def __init__(self, rule: Rule, trace: Trace, onset: float, pace: Pace) -> None:
         self._rule, self._trace, self._onset, self._pace = rule, trace, onset, pace
-        self._teller = Teller(trace)
+        self._teller = Teller(trace, verifies=rule.contract.can_fail)
         self._now = -WARM_UP_S
         self._asked = -WARM_UP_S
         self._status = RuleStatus(name=rule.name)

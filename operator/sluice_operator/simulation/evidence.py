@@ -33,6 +33,7 @@ BUSY_SHARE = 0.2
 Bools = NDArray[np.bool_]
 _RUNNING, _FEEDBACK = 1, 2
 _SILENT = int(Wrong.FAILED | Wrong.INTERRUPTED)
+_UNVERIFIED = _SILENT | int(Wrong.HARD)
 
 
 Row = tuple[float, int, int, bool, bool, bool, float]
@@ -120,8 +121,9 @@ class _Arm:
 class Teller:
     """Turns assigned requests of one trace into evidence."""
 
-    def __init__(self, trace: Trace, heartbeats: bool = True) -> None:
-        self._trace = trace
+    def __init__(self, trace: Trace, heartbeats: bool = True, verifies: bool = False) -> None:
+        """`verifies`: the rule has a hard check, which an answer can have passed at its end."""
+        self._trace, self._verifies = trace, verifies
         self._heartbeats = heartbeats
         self._arms = (_Arm.of(trace.stable), _Arm.of(trace.candidate))
         self._unit, self._prompt = trace.unit.tolist(), trace.prompt_tokens.tolist()
@@ -222,6 +224,8 @@ class Teller:
                 told["tpot_s"] = arm.tpot[request]
             if tokens >= 8:
                 told["jitter_s"] = arm.jitter[request]
+        if self._verifies and not wrong & _UNVERIFIED:
+            told["verified_s"] = total
         if wrong:
             told |= {name: True for bit, name in _FIELDS if wrong & bit}
             if wrong & int(Wrong.HARD):

@@ -26,6 +26,8 @@ FEEDBACK_PATH = "/v1/feedback"
 FEEDBACK_SECONDS = 5.0
 FEEDBACK_BYTES = 4096
 ANYWHERE = {"prefix": "/"}
+WITHHELD = "x-envoy-ratelimited"
+"""Of a pod, to this gateway: it withheld the answer, which must not be tried again. Nobody limits a rate."""
 
 
 def build_routes(state: GatewayState) -> Message:
@@ -46,6 +48,7 @@ def build_routes(state: GatewayState) -> Message:
                 "request_headers_to_add": [header("x-sluice-credential", state.credential)]
                 if state.credential
                 else [],
+                "response_headers_to_remove": [WITHHELD],
                 # Retries and mirrors need the whole body; what is above this limit was refused before.
                 "request_body_buffer_limit": {"value": state.max_body_bytes},
                 "typed_per_filter_config": overrides(state.tenants),

@@ -20,7 +20,8 @@ from .runtime import TOTAL, weight_prefix
 from .scopes import parts
 from .state import Arm, Policy, Rule
 
-# No response was begun, so another pod may try. 429 is an answer and never tried again.
+# No response was begun, so another pod may try. 429 is an answer and never tried again; nor is what a pod
+# withheld, which it marks with x-envoy-ratelimited: that header outweighs every condition here.
 RETRY_ON = "connect-failure,refused-stream,reset,retriable-status-codes"
 
 

@@ -4,7 +4,8 @@ Immediate: each token as it comes; what fails at the end ends the stream with an
 every event says that it is not verified, until the last one tells the verdict. Verified: invariant: no byte,
 the header included, before every answer has passed the rule's contract, verifiers too. All of the answer is
 held for that rather than a part at a time: a schema, a pattern that must match and a verifier speak of the
-whole, and a sentence that passes alone can be wrong beside the next.
+whole, and a sentence that passes alone can be wrong beside the next. So it is too where `directStreaming` is
+switched off, whatever the rule asks for.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ async def write_answer(exchange: Exchange, accepted: Accepted, reply: Reply) -> 
     """Generate and send it. ApiError where it must not be given, or not go on."""
     if exchange.streaming != "Immediate":
         accepted.format.mark = Mark(exchange.streaming)
-    if accepted.request.stream and exchange.streaming != "Verified":
+    if accepted.request.stream and not exchange.withholds:
         await _stream(exchange, accepted, reply)
         return
     await _complete(exchange, accepted)
@@ -220,7 +221,10 @@ async def _ask(exchange: Exchange, accepted: Accepted, choice: Choice) -> dict[s
             caller.request_id, caller.policy, caller.rule, caller.task, check, form, truncated, choice.text
         )
 
-    asked = (runtime.verifiers.ask(spec, question(name)) for name, spec in verifiers.items())
+    access = exchange.access
+    asked = (
+        runtime.verifiers.ask(spec, question(name), access, caller.trace) for name, spec in verifiers.items()
+    )
     findings = dict(zip(verifiers, await asyncio.gather(*asked), strict=True))
     exchange.verifiers_said(findings.values())
     return findings

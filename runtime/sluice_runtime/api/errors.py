@@ -17,6 +17,9 @@ from sluice_runtime.evidence import Outcome
 
 INVALID = "invalid_request_error"
 LIMITED_HEADER = "x-sluice-limited"
+WITHHELD = {"x-envoy-ratelimited": "true"}
+"""Envoy never retries an answer with this header, whatever its status: what was judged is not generated
+again, while a 502 of something broken on the way is tried elsewhere. The gateway takes it off."""
 
 
 @dataclass
@@ -117,12 +120,12 @@ def body_too_slow() -> ApiError:
 
 def contract_violation(checks: list[str]) -> ApiError:
     message = f"The model's answer broke its contract ({', '.join(checks)}) and was withheld."
-    return ApiError(502, message, "server_error", code="contract_violation")
+    return ApiError(502, message, "server_error", code="contract_violation", headers=WITHHELD)
 
 
 def verifier_unavailable(checks: list[str]) -> ApiError:
     message = f"There is no verdict on the model's answer ({', '.join(checks)}), so it was withheld."
-    return ApiError(502, message, "server_error", code="verifier_unavailable")
+    return ApiError(502, message, "server_error", code="verifier_unavailable", headers=WITHHELD)
 
 
 def answer_incomplete(checks: list[str], param: str) -> ApiError:
@@ -136,7 +139,8 @@ def answer_incomplete(checks: list[str], param: str) -> ApiError:
 
 def form_broken() -> ApiError:
     message = "The model's answer is not of the form that response_format asks for, and was withheld."
-    return ApiError(502, message, "server_error", "response_format", "response_format_violation")
+    param, code = "response_format", "response_format_violation"
+    return ApiError(502, message, "server_error", param, code, headers=WITHHELD)
 
 
 def engine_error(message: str = "The engine failed on this request.") -> ApiError:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from sluice_runtime import logs, pair
+from sluice_runtime.access import Access
 from sluice_runtime.api.moments import Moments
 from sluice_runtime.caller import Caller
 from sluice_runtime.contract import Contract, Finding, StreamJudge, Verdict
@@ -64,8 +65,10 @@ class Exchange:
     _timings: dict[int, RequestTiming] = field(default_factory=dict)
     _running: Running = field(init=False)
     moments: Moments = field(init=False)
+    _began_with: Access = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self._began_with = self.runtime.access.current()
         self.moments = Moments(self.arrived)
         self._running = Running(self.caller, self.arrived)
         self.runtime.running[self.id] = self._running
@@ -77,10 +80,30 @@ class Exchange:
         return _NO_CONTRACT if self.caller.pair else self.held.contract
 
     @property
+    def access(self) -> Access:
+        """What verifiers are reached with: as it stands now, or else as it stood when the request came. Its
+        configuration may have left since, and what that named with it."""
+        return self.runtime.access.current().over(self._began_with)
+
+    @property
     def streaming(self) -> Streaming:
-        """When the answer may be shown."""
+        """When the answer may be shown, and says that it may."""
         assert self.held is not None
-        return "Immediate" if self.caller.pair else self.held.spec.streaming
+        if self.caller.pair:
+            return "Immediate"
+        asked = self.held.spec.streaming
+        # Without a hard check there is nothing to pass: such an answer is held too, but verified it is not.
+        return "Verified" if not self._direct and self.contract.can_fail else asked
+
+    @property
+    def withholds(self) -> bool:
+        """Whether all of the answer is judged before a byte of it is shown."""
+        return self.streaming == "Verified" or not self._direct
+
+    @property
+    def _direct(self) -> bool:
+        assert self.held is not None
+        return self.held.spec.features_for(self.caller.task, self.caller.tenant).direct_streaming
 
     def submitted(self, num_prompt: int) -> None:
         self.num_prompt = num_prompt
@@ -101,7 +124,13 @@ class Exchange:
     def tokens(self) -> Tokens:
         """The prompt counts once, however many answers to it were asked for."""
         cached = self._timings[0].num_cached_tokens if 0 in self._timings else 0
-        return Tokens(self.num_prompt, cached, self.num_output)
+        return Tokens(
+            self.num_prompt,
+            cached,
+            self.num_output,
+            sum(t.num_guessed_tokens for t in self._timings.values()),
+            sum(t.num_accepted_tokens for t in self._timings.values()),
+        )
 
     def timing(self) -> Timing:
         """All stages, as far as they have come."""

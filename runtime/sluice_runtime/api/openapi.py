@@ -38,6 +38,7 @@ _USAGE: dict[str, Any] = {
         "completion_tokens": {"type": "integer", "minimum": 0},
         "total_tokens": {"type": "integer", "minimum": 1},
         "prompt_tokens_details": {"type": "object"},
+        "completion_tokens_details": {"type": "object"},
     },
 }
 _LOGPROBS = {"type": ["object", "null"]}

@@ -62,6 +62,11 @@ def usage(tokens: Tokens) -> dict[str, Any]:
         "completion_tokens": tokens.output,
         "total_tokens": tokens.prompt + tokens.output,
         "prompt_tokens_details": {"cached_tokens": tokens.cached},
+        # Rejected ones are no part of the answer, nor of completion_tokens.
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": tokens.accepted,
+            "rejected_prediction_tokens": tokens.guessed - tokens.accepted,
+        },
     }
 
 

@@ -3,7 +3,7 @@ else.
 
     asyncio loop                         engine thread
     submit ──▶ inbox ──────────────────▶ drain · schedule · execute · sample · fold back · detokenise
-    async for chunk ◀── one call_soon_threadsafe a step ◀──────────────────────────────┘
+    async for chunk ◀── one call_soon_threadsafe a step, which waits to be read ◀──────┘
 
 Invariant: one thread, started by `start`, owns scheduler, sampler states and KV; every other thread only puts
 things into the inbox or reads counters. No exception of a request ends that thread: the request ends, with
@@ -18,13 +18,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sluice_runtime.capacity import with_draft
 from sluice_runtime.engine import machine, support
 from sluice_runtime.engine.attention import UnsupportedAttention
 from sluice_runtime.engine.blocks import BlockManager
@@ -62,6 +61,9 @@ logger = logging.getLogger(__name__)
 
 _IDLE_WAIT_S = 0.5
 _HEALTHY_AGE_S = 30.0
+_HANDOVER_S = 0.001
+"""At most so long the loop's thread waits after a step until its tokens are read; 32 readers take a third of
+it. A reader that runs beside a forward on the same cores costs that forward as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ class Engine:
         machine.give_back_freed()
         sizes = self._runner.sizes()
         if drafting is not None:
-            sizes = with_draft(sizes, drafting.sizes())
+            sizes = replace(sizes, draft=drafting.sizes())
         self._num_blocks = num_kv_blocks(config, sizes, context)
         try:
             self._runner.allocate_kv(self._num_blocks)
@@ -137,7 +139,8 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._beat = self._shared_until = time.monotonic()
-        self._outbox = Outbox()
+        # An accelerator would idle meanwhile, and leaves the readers the CPU while it computes.
+        self._outbox = Outbox(_HANDOVER_S if self._runner.device.type == "cpu" else 0.0)
         self._rate = Rate()
         self._pace = Pace(config.max_batch_tokens)
         self._num_tokens = self._num_prompt_tokens = self._num_steps = self._num_requests = 0
@@ -172,6 +175,18 @@ class Engine:
         if self._thread is not None:
             self._thread.join()
         self._runner.close()
+
+    def abandon(self, error: str) -> None:
+        """End all requests with `error` and take none any more, from any thread and at once: nothing can be
+        computed, and the engine's own thread may wait for ever. There is no way back."""
+        self._stopping = True
+        with self._lock:
+            left = list(self._active.values())
+            self._active.clear()
+        outbox, now = Outbox(), time.monotonic()
+        for active in left:
+            outbox.put(active, OutputChunk("", (), None, FinishReason.ERROR, error, active.timing(now)))
+        outbox.flush()
 
     def submit(self, request: EngineRequest) -> OutputStream:
         """Queue a request and return its chunks; call within a running asyncio loop.
@@ -343,13 +358,14 @@ class Engine:
 
     def _share(self, plan: SchedulerOutput, now: float) -> None:
         """Charge the time since the last step was shared, what followed that one included, to this one's
-        sequences."""
+        sequences, and count what was guessed for them."""
         per_token = (now - self._shared_until) / plan.num_tokens
         self._shared_until = now
         for chunk in plan.chunks:
             active = self._active.get(chunk.request_id)
             if active is not None:
                 active.busy_s += per_token * len(chunk.token_ids)
+                active.num_guessed_tokens += chunk.num_drafted
 
     def _admitted(self, request_id: str, now: float) -> None:
         active, state = self._active[request_id], self._scheduler.get(request_id)
@@ -417,6 +433,8 @@ class Engine:
         if active.request.sampling.logprobs is None:
             logprobs = None
         active.tokens_arrived(now, num_tokens)
+        # All but a step's last token were guessed; a stop string may have cut some of them off.
+        active.num_accepted_tokens += min(num_tokens, len(event.token_ids) - 1)
         if reason is not None:
             self._end(request_id, reason, text=text, token_ids=token_ids, logprobs=logprobs)
         else:

@@ -112,10 +112,16 @@ class CudaCapture:
     """CUDA graphs that share one pool of memory: only one is replayed at a time, and its output is read
     before the next. Not yet run on CUDA."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._pool: Any = None
 
     def __call__(self, compute: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
+        # Streams are of the current device, and what runs on another would not be captured.
+        with torch.cuda.device(self._device):
+            return self._capture(compute)
+
+    def _capture(self, compute: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
         # What libraries set up at first use may not happen during a capture.
         stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())

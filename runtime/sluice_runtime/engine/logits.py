@@ -75,15 +75,25 @@ class Penalties:
             self._counts = torch.zeros(vocab_size, dtype=torch.float32, device=self._device)
         if self._repeated and self._seen is None:
             self._seen = torch.zeros(vocab_size, dtype=torch.bool, device=self._device)
-            self._seen[torch.tensor(sorted(set(self._prompt)), dtype=torch.long, device=self._device)] = True
+            self._seen[on_device(sorted(set(self._prompt)), torch.long, self._device)] = True
         if not self._pending:
             return
-        ids = torch.tensor(self._pending, dtype=torch.long, device=self._device)
+        ids = on_device(self._pending, torch.long, self._device)
         self._pending.clear()
         if self._counts is not None:
             self._counts.index_add_(0, ids, torch.ones(len(ids), device=self._device))
         if self._seen is not None:
             self._seen[ids] = True
+
+
+def on_device(
+    values: Sequence[float] | npt.NDArray[np.bool_], dtype: torch.dtype, device: torch.device | str
+) -> Tensor:
+    """These values as a tensor, for which the CPU does not wait: CUDA copies it from pinned memory."""
+    here = torch.as_tensor(values, dtype=dtype)
+    if torch.device(device).type != "cuda":
+        return here.to(device)
+    return here.pin_memory().to(device, non_blocking=True)
 
 
 def forbid(logits: Tensor, rows: Sequence[int], mask: Mask) -> None:
@@ -93,11 +103,11 @@ def forbid(logits: Tensor, rows: Sequence[int], mask: Mask) -> None:
     size = logits.shape[1]
     if allowed.shape[1] < size:
         allowed = np.pad(allowed, ((0, 0), (0, size - allowed.shape[1])))
-    forbidden = torch.from_numpy(allowed[:, :size] == 0).to(logits.device)
+    forbidden = on_device(allowed[:, :size] == 0, torch.bool, logits.device)
     if len(rows) == logits.shape[0]:
         logits.masked_fill_(forbidden, _FORBIDDEN)
         return
-    index = torch.tensor(rows, dtype=torch.long, device=logits.device)
+    index = on_device(rows, torch.long, logits.device)
     logits[index] = logits[index].masked_fill_(forbidden, _FORBIDDEN)
 
 
@@ -131,7 +141,9 @@ def candidates(logits: Tensor, params: Sequence[SamplingParams]) -> list[Candida
             mine = rows_of(weights, tried)
             ordered, ids = torch.topk(mine, width)
             total = mine.sum(dim=-1)
-            reached = (ordered.sum(dim=-1) / total).tolist()
+            # Only where it tells anything is it waited for.
+            open_ = width < size and any(params[row].top_k == 0 for row in tried)
+            reached = (ordered.sum(dim=-1) / total).tolist() if open_ else [0.0] * len(tried)
             held = [
                 at
                 for at, row in enumerate(tried)
@@ -143,8 +155,9 @@ def candidates(logits: Tensor, params: Sequence[SamplingParams]) -> list[Candida
                 kept = [rows_of(part, held) for part in (ordered, ids, total)]
                 groups.append(_cut(rows, kept[0], kept[1], kept[2], params))
     if cut:
-        ordered, ids = torch.sort(weights[cut], dim=-1, descending=True, stable=True)
-        groups.append(_cut(cut, ordered, ids, weights[cut].sum(dim=-1), params))
+        mine = rows_of(weights, cut)
+        ordered, ids = torch.sort(mine, dim=-1, descending=True, stable=True)
+        groups.append(_cut(cut, ordered, ids, mine.sum(dim=-1), params))
     return [_without_unlikely(group, params) for group in groups]
 
 
@@ -152,7 +165,7 @@ def rows_of(values: Tensor, rows: Sequence[int]) -> Tensor:
     """These rows (ascending), without a copy where they are all."""
     if len(rows) == len(values):
         return values
-    return values.index_select(0, torch.tensor(rows, dtype=torch.long, device=values.device))
+    return values.index_select(0, on_device(rows, torch.long, values.device))
 
 
 def _cut(
@@ -160,14 +173,14 @@ def _cut(
 ) -> Candidates:
     """Top-k, then the smallest set whose mass reaches top-p of what is left; at least one. `ordered`:
     weights, best first; `total`: of the whole row, [rows]."""
-    width = ordered.shape[1]
-    top_k = [params[row].top_k or width for row in rows]
-    position = torch.arange(width, device=ordered.device)[None, :]
-    ordered = torch.where(position < torch.tensor(top_k, device=ordered.device)[:, None], ordered, 0.0)
-    uncut = torch.tensor([params[row].top_k == 0 for row in rows], device=ordered.device)
+    width, device = ordered.shape[1], ordered.device
+    top_k = on_device([params[row].top_k or width for row in rows], torch.long, device)
+    position = torch.arange(width, device=device)[None, :]
+    ordered = torch.where(position < top_k[:, None], ordered, 0.0)
+    uncut = on_device([params[row].top_k == 0 for row in rows], torch.bool, device)
     mass = torch.where(uncut, total.double(), ordered.double().sum(dim=-1))[:, None]
     before = ordered.double().cumsum(dim=-1) - ordered
-    top_p = torch.tensor([params[row].top_p for row in rows], dtype=torch.float64, device=ordered.device)
+    top_p = on_device([params[row].top_p for row in rows], torch.float64, device)
     kept = (before < top_p[:, None] * mass) | (position == 0)
     return Candidates(rows, torch.where(kept, ordered, 0.0), ids)
 
@@ -197,4 +210,4 @@ def distribution(logits: Tensor, params: SamplingParams) -> Tensor:
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=torch.float32, device=like.device)[:, None]
+    return on_device(values, torch.float32, like.device)[:, None]

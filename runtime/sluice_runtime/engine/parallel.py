@@ -75,20 +75,16 @@ class _Leading(ModelRunner):
         super().allocate_host(num_slots)
 
     def move_kv(self, moves: KvMoves) -> None:
-        self._team.call("move_kv", moves)
-        super().move_kv(moves)
+        with self._team.together("move_kv", moves):
+            super().move_kv(moves)
 
     def prepare(self, max_num_seqs: int, max_model_len: int) -> None:
         self._team.call("prepare", max_num_seqs, max_model_len)
         super().prepare(max_num_seqs, max_model_len)
 
     def execute(self, chunks: Sequence[ScheduledChunk]) -> tuple[Tensor, list[str]]:
-        self._team.call("execute", chunks)
-        try:
+        with self._team.together("execute", chunks):
             return super().execute(chunks)
-        except Exception:
-            self._team.agree_on_failure()
-            raise
 
     def plain_logits(self, prompts: Sequence[Sequence[int]]) -> list[Tensor]:
         self._team.call("plain_logits", prompts)
@@ -161,7 +157,8 @@ def check_devices(source: ModelSource) -> str:
     device = ("cuda" if num_devices else "cpu") if source.device == "auto" else source.device
     if device not in ("cpu", "cuda"):
         raise UnsupportedModel(
-            f"--device {device}: with tensorParallel each rank takes the CUDA device of its number"
+            f"--device {device}: with tensorParallel each rank takes the CUDA device of its number; leave it"
+            " at auto"
         )
     if device == "cuda" and num_devices < source.num_ranks:
         raise UnsupportedModel(

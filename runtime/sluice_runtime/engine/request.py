@@ -100,6 +100,8 @@ class ActiveRequest:
     busy_s: float = 0.0
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
+    num_guessed_tokens: int = 0
+    num_accepted_tokens: int = 0
 
     def tokens_arrived(self, now: float, num: int) -> None:
         """Tokens of one step: no time passes between them."""
@@ -130,4 +132,6 @@ class ActiveRequest:
             num_output_tokens=self.num_output_tokens,
             jitter_s=self.gaps.jitter_s(),
             busy_s=None if admitted is None else self.busy_s,
+            num_guessed_tokens=self.num_guessed_tokens,
+            num_accepted_tokens=self.num_accepted_tokens,
         )

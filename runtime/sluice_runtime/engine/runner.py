@@ -250,7 +250,7 @@ def _memory(config: EngineConfig) -> tuple[int, int]:
             " left: lower it, or raise the memory limit"
         )
     if config.device.startswith("cuda"):
-        return torch.cuda.mem_get_info()
+        return torch.cuda.mem_get_info(config.device)
     return available - pool, machine.memory_limit() // config.num_ranks
 
 

@@ -19,7 +19,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sluice_runtime.engine.logits import GREEDY_BELOW, Candidates, Penalties, candidates, forbid, rows_of
+from sluice_runtime.engine.logits import (
+    GREEDY_BELOW,
+    Candidates,
+    Penalties,
+    candidates,
+    forbid,
+    on_device,
+    rows_of,
+)
 from sluice_runtime.engine.types import Grammar, Matcher, SamplingParams
 
 MIN_LOGPROB = -9999.0
@@ -207,7 +215,7 @@ def _draw(found: Candidates, uniforms: Sequence[float]) -> list[int]:
         weights = torch.nn.functional.pad(weights, (0, padded - size))
     blocks = weights.view(num_rows, -1, _BLOCK)
     ends = blocks.sum(dim=-1).double().cumsum(dim=-1)
-    uniform = torch.tensor(uniforms, dtype=torch.float64, device=weights.device)[:, None]
+    uniform = on_device(uniforms, torch.float64, weights.device)[:, None]
     target = uniform * ends[:, -1:]
     block = torch.searchsorted(ends, target, right=True).clamp_(max=ends.shape[1] - 1)
     start = torch.where(block > 0, ends.gather(1, (block - 1).clamp_(min=0)), 0.0)
@@ -216,7 +224,8 @@ def _draw(found: Candidates, uniforms: Sequence[float]) -> list[int]:
     index = block * _BLOCK + index.clamp_(max=_BLOCK - 1)
     # Rounding may lead past the last weight, or onto one that is 0: the best token then, whose weight is not.
     good = weights.gather(1, index) > 0
-    if not good.all():
+    # A device would be waited for, which takes longer than doing it for nothing.
+    if weights.device.type != "cpu" or not good.all():
         index = torch.where(good, index, weights.argmax(dim=-1, keepdim=True))
     chosen: list[int] = (index if found.ids is None else found.ids.gather(1, index))[:, 0].tolist()
     return chosen
@@ -228,14 +237,16 @@ def _with_logprobs(raw: Tensor, states: Sequence[SamplerState], token_ids: Seque
     if not rows:
         return results
     logprobs = torch.log_softmax(rows_of(raw, rows), dim=-1)
-    chosen = logprobs.gather(1, torch.tensor([[token_ids[row]] for row in rows], device=raw.device))
+    chosen = logprobs.gather(1, on_device([token_ids[row] for row in rows], torch.long, raw.device)[:, None])
     num_top = min(max(states[row].params.logprobs or 0 for row in rows), raw.shape[1])
     best = torch.topk(logprobs, num_top)
-    values, ids = best.values.tolist(), best.indices.tolist()
-    for at, row in enumerate(rows):
-        num = states[row].params.logprobs or 0
-        top = tuple((i, _finite(v)) for i, v in zip(ids[at][:num], values[at][:num], strict=True))
-        results[row] = Sampled(token_ids[row], _finite(float(chosen[at])), top)
+    # Together, as in `_best`.
+    found = torch.cat((chosen.double(), best.values.double(), best.indices.double()), dim=1).tolist()
+    for row, (own, *others) in zip(rows, found, strict=True):
+        num = min(states[row].params.logprobs or 0, num_top)
+        values, ids = others[:num], others[num_top : num_top + num]
+        top = tuple((int(i), _finite(v)) for i, v in zip(ids, values, strict=True))
+        results[row] = Sampled(token_ids[row], _finite(own), top)
     return results
 
 

@@ -37,6 +37,9 @@ _BACKLOG_STEPS = 80
 """In about so many steps a burst of prompts is worked off, whatever the streams. With the few tokens that do
 not stretch a step, its first requests would end before its last begin, so that hardly any ran together. All
 steps are as long meanwhile, so the slowest tokens stay within twice the median."""
+_LIGHT_EXTRA = 0.75
+"""So much again a step may hold for prompts of a light tenant, where others' prompts stretch it anyway: from
+1.8 to 2.4 times what its streams take, so that it stays below twice its neighbours."""
 _MAX_TRIES = 8
 """Heads of tenants that are tried for room in one step: looking up a prefix costs time."""
 
@@ -148,8 +151,9 @@ class Scheduler:
     ) -> SchedulerOutput:
         """Plan one step at monotonic time `now`: end what is past its deadline, then spend the token budget.
         `max_prompt_tokens`: at most so many of them for prompts where streams run too (rate.py), or an
-        80th of all that could run, if that is more. `drafts`: what may come next in requests that lack one
-        token; as much of it as there is room for is put to the test.
+        80th of all that could run, if that is more; and as many again, less a quarter, for prompts of a light
+        tenant beside others'. `drafts`: what may come next in requests that lack one token; as much of it as
+        there is room for is put to the test.
 
         Requests that lack one token come first, so that a long prompt never delays a running stream by more
         than one step; then admissions; then prompts, divided among tenants, oldest first within one.
@@ -167,9 +171,14 @@ class Scheduler:
         for state in by_value(self._running.values()):
             if state.num_lacking == 1 and state.request_id in self._running:
                 self._compute(step, state, 1)
+        num_extra = 0
         if step.chunks and max_prompt_tokens is not None:
-            step.budget = min(step.budget, max(max_prompt_tokens, self._num_due() // _BACKLOG_STEPS))
+            whole = step.budget
+            step.budget = min(whole, max(max_prompt_tokens, self._num_due() // _BACKLOG_STEPS))
+            num_extra = min(int(step.budget * _LIGHT_EXTRA), whole - step.budget)
         self._admit_waiting(step, now)
+        if num_extra > 0:
+            step.budget += min(num_extra, self._num_light(step))
         self._compute_prompts(step)
         if drafts:
             self._compute_drafts(step, drafts)
@@ -190,6 +199,16 @@ class Scheduler:
         if num_next > 0:
             num_due += sum(state.num_lacking for state in self._queue) * num_next // len(self._queue)
         return num_due
+
+    def _num_light(self, step: _Step) -> int:
+        """Tokens that the prompts of the least served tenant lack, beside prompts of others, if it is light:
+        has at most half its share of slots. A flood's prompts then cost it hardly more steps than an equal's.
+        """
+        demands = self._demands(step)
+        if len(demands) < 2:
+            return 0
+        least, slots = min(demands, key=lambda d: d.served), self._slots()
+        return least.num_tokens if 2 * slots.held[least.tenant] <= slots.fair[least.tenant] else 0
 
     # -- KV --------------------------------------------------------------------------------------------------
 
@@ -325,20 +344,24 @@ class Scheduler:
         prefix = self.blocks.find_prefix(request.scope, keys, state.token_ids)
         return prefix, self.blocks.find_offloaded(request.scope, keys, state.token_ids, len(prefix))
 
+    def _weights(self) -> dict[str, float]:
+        present = (*self._queue.tenants(), *(state.tenant for state in self._running.values()))
+        return {name: self._queue.weight(name) for name in present}
+
+    def _slots(self) -> Shares:
+        held = Counter(state.tenant for state in self._running.values())
+        return Shares.of(held, self._weights(), self.max_num_seqs, 1)
+
     def _displaced(
         self, step: _Step, state: RequestState, room: _Room, slot_short: bool
     ) -> list[RequestState] | None:
         """Whom to preempt so that `state`, whose tenant is within its share, can run; None if that is not its
         due."""
-        held_slots: dict[str, int] = {}
-        held_blocks: dict[str, int] = {}
-        weights = {name: self._queue.weight(name) for name in self._queue.tenants()}
+        held_blocks: Counter[str] = Counter()
         for other in self._running.values():
-            weights.setdefault(other.tenant, self._queue.weight(other.tenant))
-            held_slots[other.tenant] = held_slots.get(other.tenant, 0) + 1
-            held_blocks[other.tenant] = held_blocks.get(other.tenant, 0) + len(other.block_table)
-        slots = Shares.of(held_slots, weights, self.max_num_seqs, 1)
-        blocks = Shares.of(held_blocks, weights, self.blocks.num_blocks, 0)
+            held_blocks[other.tenant] += len(other.block_table)
+        slots = self._slots()
+        blocks = Shares.of(held_blocks, self._weights(), self.blocks.num_blocks, 0)
         if not slots.may_have(state.tenant, 1) or not blocks.may_have(state.tenant, room.num_blocks):
             return None
         if not slot_short and room.num_short <= 0:

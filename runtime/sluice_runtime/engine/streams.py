@@ -7,6 +7,7 @@ can read any more is collected, and by that cancels its request.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 
@@ -53,7 +54,11 @@ class OutputStream(AsyncIterator[OutputChunk]):
 class Outbox:
     """The chunks of one step, delivered by one call into each asyncio loop. For one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, handover_s: float = 0.0) -> None:
+        """`handover_s`: `flush` waits so long at most until the readers have run. They need the interpreter's
+        lock, which the engine's thread would else keep until the next forward begins, and then a core, of
+        which the forward's threads leave none."""
+        self._handover_s = handover_s
         self._deliveries: defaultdict[asyncio.AbstractEventLoop, list[tuple[ActiveRequest, OutputChunk]]]
         self._deliveries = defaultdict(list)
 
@@ -64,14 +69,35 @@ class Outbox:
         """Deliver everything. Returns the requests whose loop is closed: nobody reads these any more."""
         unread: list[ActiveRequest] = []
         for loop, deliveries in self._deliveries.items():
+            delivery = _Delivery(loop, deliveries)
             try:
-                loop.call_soon_threadsafe(_deliver, deliveries)
+                loop.call_soon_threadsafe(delivery)
             except RuntimeError:
                 unread += [active for active, _ in deliveries]
+            else:
+                delivery.wait(self._handover_s)
         self._deliveries.clear()
         return unread
 
 
-def _deliver(deliveries: list[tuple[ActiveRequest, OutputChunk]]) -> None:
-    for active, chunk in deliveries:
-        active.deliver_to(chunk)
+class _Delivery:
+    """Chunks on their way into one loop, which calls this."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, deliveries: list[tuple[ActiveRequest, OutputChunk]]
+    ) -> None:
+        self._loop = loop
+        self._deliveries = deliveries
+        self._read = threading.Lock()
+        self._read.acquire()
+
+    def __call__(self) -> None:
+        for active, chunk in self._deliveries:
+            active.deliver_to(chunk)
+        # Behind the readers, which these chunks have put in line.
+        self._loop.call_soon(self._read.release)
+
+    def wait(self, timeout_s: float) -> None:
+        """Until the readers have run, but no longer than that."""
+        if timeout_s > 0:
+            self._read.acquire(timeout=timeout_s)

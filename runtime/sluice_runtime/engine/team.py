@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -93,6 +93,17 @@ class Team:
                 pipe.send_bytes(data)
         except OSError as error:
             raise RankLost("a rank has ended") from error
+
+    @contextlib.contextmanager
+    def together(self, method: str, *args: Any) -> Iterator[None]:
+        """`call`, and the block is the caller's own part. What that raises is the caller's to handle if all
+        other ranks raised too. Raises `RankLost` otherwise."""
+        self.call(method, *args)
+        try:
+            yield
+        except Exception:
+            self.agree_on_failure()
+            raise
 
     def agree_on_failure(self) -> None:
         """After rank 0's own part of the last call raised: returns if it raised on every rank, so that they

@@ -177,7 +177,8 @@ class RequestTiming:
     (their sum). `tpot_s`: mean time per output token after the first, None below two tokens. `max_itl_s`:
     longest gap between two output tokens, 0 below two. `jitter_s`: 95th percentile of these gaps minus their
     median, None under 8 tokens. `busy_s`: its share of the time of all steps that it was in, by its tokens
-    among those of the step. A request that ended before a stage holds None for it.
+    among those of the step. A request that ended before a stage holds None for it. `num_guessed_tokens` were
+    guessed and put to the test (speculation/); `num_accepted_tokens`, of these, are in its output.
     """
 
     queue_s: float | None
@@ -191,6 +192,8 @@ class RequestTiming:
     num_output_tokens: int
     jitter_s: float | None = None
     busy_s: float | None = None
+    num_guessed_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 @dataclass(frozen=True)

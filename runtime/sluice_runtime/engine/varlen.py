@@ -10,7 +10,7 @@ The packing and the kernel's arguments are tested on a CPU, with a plain functio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,8 @@ from sluice_runtime.engine.types import KvCacheDtype
 PAGE_TOKENS = 256
 """A page must hold a multiple of it: torch's flash attention reads pages in tiles of that many tokens."""
 _MAX_HEAD_DIM = 256
+# A batch of another size may round half precision otherwise; what is wrong lies further apart.
+_MAX_APART = 0.05
 
 
 def refusal(
@@ -56,8 +58,6 @@ def refusal(
 class VarlenRunner(ModelRunner):
     """`ModelRunner` with the kernel, where that can run the model."""
 
-    make_capture: Callable[[], Capture] = CudaCapture
-
     def __init__(self, model: Any, block_size: int, kv_cache_dtype: KvCacheDtype = KvCacheDtype.AUTO) -> None:
         """Raises `UnsupportedAttention`, for blocks too that the kernel can't read."""
         super().__init__(model, block_size, kv_cache_dtype)
@@ -82,17 +82,39 @@ class VarlenRunner(ModelRunner):
         self._spare = num_blocks
         super().allocate_kv(num_blocks + self._fits)
 
+    def make_capture(self) -> Capture:
+        return CudaCapture(self.device)
+
     def prepare(self, max_num_seqs: int, max_model_len: int) -> None:
         """Capture decode steps of up to `max_num_seqs` requests; do without where the model's forward can't
-        be captured."""
+        be captured, or a replay gives something else. Writes into the first block."""
         if not self._fits:
             return
         layout = Layout(self.block_size, -(-max_model_len // self.block_size), self._spare)
         sizes = sizes_up_to(max_num_seqs)
         try:
-            self._graphs = DecodeGraphs(self._decode, layout, sizes, self.device, self.make_capture())
+            graphs = DecodeGraphs(self._decode, layout, sizes, self.device, self.make_capture())
         except RuntimeError as error:  # a mixture of experts that looks at its routing, for one
             logs.failure("decode steps can't be captured; each is launched anew", error)
+            return
+        wrong = [size for size in sizes if not self._replays_right(graphs, size)]
+        if wrong:
+            logs.warning("captured decode steps give other logits; each is launched anew", sizes=wrong)
+            return
+        self._graphs = graphs
+
+    def _replays_right(self, graphs: DecodeGraphs, size: int) -> bool:
+        """Whether a replay of `size` rows gives what the step gives when it is launched: a capture can go
+        wrong without an error, and the check at load comes before there are graphs."""
+        starts = [row % self.block_size for row in range(size)]
+        # Rows of one place write the same there.
+        chunks = [ScheduledChunk("", [1 + start], start, [0], True) for start in starts]
+        want, _ = self._execute_packed(chunks)
+        want = want.float()
+        with torch.inference_mode():
+            got = graphs.run(chunks)
+        assert got is not None, "it is one of the sizes"
+        return bool((got.float() - want).norm() <= _MAX_APART * (want - want.mean()).norm())
 
     def execute(self, chunks: Sequence[ScheduledChunk]) -> tuple[Tensor, list[str]]:
         if not self._fits:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from sluice_runtime.engine.machine import memory_available
 from sluice_runtime.models.errors import CheckpointCorrupt, ModelNotFound, OutOfMemory, UnsafeFormat
+from sluice_runtime.models.packing import CONFIG_NAMES
 
 Dtype = Literal["bfloat16", "float32", "float16"]
 Quantization = Literal["Int8", "Int4", "W8A8"]
@@ -81,7 +82,8 @@ def inspect(source: ModelSource) -> Checkpoint:
 def check_memory(checkpoint: Checkpoint, source: ModelSource) -> None:
     """Raise `OutOfMemory` unless the peak of loading fits. A GGUF passes through float32 on its way."""
     size = checkpoint.num_parameters * DTYPE_BYTES[source.dtype]
-    if read_config(checkpoint).get("quantization_config") is not None:
+    config = read_config(checkpoint)
+    if any(config.get(name) is not None for name in CONFIG_NAMES):
         # Words of packed integers: what is read is what the files hold.
         size = sum(path.stat().st_size for path in checkpoint.weights)
     if checkpoint.gguf is not None:

@@ -15,14 +15,20 @@ from typing import Any, Literal
 
 from sluice_runtime.models.errors import UnsupportedModel
 
+CONFIG_NAMES = ("quantization_config", "compression_config")
+"""Where config.json tells of it; the second in files of compressed-tensors of 2024."""
 Method = Literal["awq", "gptq", "compressed-tensors"]
 _GPTQ_FORMATS = ("gptq", "gptq_v2")
+# compressed-tensors' `actorder`, with its aliases: whether groups are of inputs that g_idx names.
+_ORDERED = {None: False, False: False, "weight": False, "static": False}
+_ORDERED |= {True: True, "group": True, "dynamic": True}
 
 
 @dataclass(frozen=True)
 class Packing:
     """`group` None is one scale an output. `layout` tells the variants of a method apart. `kind` is what
-    computes: Int4, Int8 or W8A8, as in ModelSource.quantization."""
+    computes: Int4, Int8 or W8A8, as in ModelSource.quantization. `ordered`: which inputs make a group is told
+    by the file's g_idx; otherwise they follow each other."""
 
     method: Method
     layout: str
@@ -30,6 +36,7 @@ class Packing:
     group: int | None
     symmetric: bool
     kind: Literal["Int4", "Int8", "W8A8"]
+    ordered: bool = False
 
     def __str__(self) -> str:
         groups = "one scale an output" if self.group is None else f"groups of {self.group}"
@@ -39,11 +46,11 @@ class Packing:
 
 def packing_of(config: Mapping[str, Any]) -> Packing | None:
     """From a config.json; None where its weights are plain. Raises `UnsupportedModel`."""
-    told = config.get("quantization_config")
+    at, told = next(((n, config[n]) for n in CONFIG_NAMES if config.get(n) is not None), ("", None))
     if told is None:
         return None
     if not isinstance(told, Mapping):
-        raise UnsupportedModel("quantization_config is no object")
+        raise UnsupportedModel(f"{at} is no object")
     method = told.get("quant_method")
     reader = {"awq": _awq, "gptq": _gptq, "compressed-tensors": _compressed}.get(str(method))
     if reader is None:
@@ -53,29 +60,40 @@ def packing_of(config: Mapping[str, Any]) -> Packing | None:
 
 def _awq(told: Mapping[str, Any]) -> Packing:
     _only(told, "bits", 4)
-    _only(told, "zero_point", True)
-    _only({"version": str(told.get("version", "gemm")).lower()}, "version", "gemm")
+    # Three names for one thing. Where zero_point is false the files have zero points too, all of them 8.
+    for name in ("version", "format", "checkpoint_format"):
+        _only({name: str(told.get(name) or "gemm").lower()}, name, "gemm")
+    if told.get("backend") == "llm-awq":
+        raise _refused("backend", "llm-awq", "autoawq's layout")
     return Packing("awq", "gemm", 4, _group(told, "group_size"), False, "Int4")
 
 
 def _gptq(told: Mapping[str, Any]) -> Packing:
     bits = _one_of(told, "bits", (4, 8))
-    if told.get("desc_act"):
-        raise _refused("desc_act", True, "false: groups in the order of inputs")
-    layout = told.get("checkpoint_format") or "gptq"
+    layout = told.get("checkpoint_format") or told.get("format") or "gptq"
     if layout not in _GPTQ_FORMATS:
         raise _refused("checkpoint_format", layout, " or ".join(_GPTQ_FORMATS))
+    if told.get("is_marlin_format"):
+        raise _refused("is_marlin_format", True, "false")
+    if told.get("pack_dtype") not in (None, "int32"):
+        raise _refused("pack_dtype", told["pack_dtype"], "int32")
     symmetric = told.get("sym", True) is True
     if bits == 8 and not symmetric:
         raise _refused("sym", False, "true for 8 bits")
-    group = _group(told, "group_size")
-    return Packing("gptq", layout, bits, group, symmetric, "Int4" if bits == 4 else "Int8")
+    group, ordered = _group(told, "group_size"), bool(told.get("desc_act"))
+    return Packing("gptq", layout, bits, group, symmetric, "Int4" if bits == 4 else "Int8", ordered)
 
 
 def _compressed(told: Mapping[str, Any]) -> Packing:
-    for name in ("kv_cache_scheme", "sparsity_config", "transform_config"):
+    nested = told.get("quantization_config")
+    if isinstance(nested, Mapping):  # as transformers writes it anew
+        told = {**told, **nested}
+    for name in ("kv_cache_scheme", "transform_config"):
         if told.get(name):
             raise _refused(name, "given", "none")
+    sparsity = told.get("sparsity_config") or {"format": "dense"}
+    if not isinstance(sparsity, Mapping) or sparsity.get("format") != "dense":
+        raise _refused("sparsity_config", "given", "none, or format dense,")
     groups = told.get("config_groups")
     if not isinstance(groups, Mapping) or len(groups) != 1:
         raise _refused("config_groups", f"{len(groups or ())} groups", "one")
@@ -89,8 +107,7 @@ def _compressed(told: Mapping[str, Any]) -> Packing:
         raise _refused("format", layout, "pack-quantized or int-quantized")
     _only(weights, "type", "int", f"{at}.weights.")
     bits = _one_of(weights, "num_bits", (4, 8) if layout == "pack-quantized" else (8,), f"{at}.weights.")
-    if weights.get("actorder") not in (None, False, "weight", "static"):
-        raise _refused(f"{at}.weights.actorder", weights["actorder"], "none, or weight")
+    ordered = _one_of({"actorder": None, **weights}, "actorder", tuple(_ORDERED), f"{at}.weights.")
     symmetric = weights.get("symmetric", True) is True
     if bits == 8 and not symmetric:
         raise _refused(f"{at}.weights.symmetric", False, "true for 8 bits")
@@ -104,7 +121,7 @@ def _compressed(told: Mapping[str, Any]) -> Packing:
         if bits != 8 or size is not None:
             raise _refused(f"{at}.input_activations", "given", "none, unless weights have 8 bits by channel")
         kind = "W8A8"
-    return Packing("compressed-tensors", layout, bits, size, symmetric, kind)
+    return Packing("compressed-tensors", layout, bits, size, symmetric, kind, _ORDERED[ordered])
 
 
 def _check_activations(told: Mapping[str, Any], at: str) -> None:

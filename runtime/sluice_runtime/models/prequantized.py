@@ -8,7 +8,11 @@ least significant first; b bits a value, g groups):
     AWQ gemm   qweight [in, out/8]   qzeros [g, out/8]   scales [g, out]; a word is outputs 0 2 4 6 1 3 5 7
     GPTQ       qweight [in·b/32, out]   qzeros [g, out·b/32], zero − 1 (v2: zero)   scales [g, out]
     packed     weight_packed [out, in·b/32]   weight_zero_point [out·b/32, g]   weight_scale [out, g]
+               (until April 2025 weight_zero_point int8 [out, g], from −half on)
     int        weight int8 [out, in]   weight_scale [out, 1]
+
+Where groups were made in order of activation, g_idx (packed: weight_g_idx) [in] tells each input's group.
+Such a layer's weight is kept group by group, and its input is brought into that order before the product.
 
 Invariant: nothing is dequantised or quantised anew; a tensor that would be left over is an error.
 """
@@ -35,12 +39,14 @@ _METHOD = "sluice-packed"
 _SUFFIXES = {
     "awq": ("qweight", "qzeros", "scales"),
     "gptq": ("qweight", "qzeros", "scales", "g_idx"),
-    "pack-quantized": ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape"),
+    "pack-quantized": ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
     "int-quantized": ("weight", "weight_scale"),
 }
 # What any of these formats may call a tensor of a layer that is no plain weight.
-_PACKED_NAMES = frozenset(n for names in _SUFFIXES.values() for n in names) - {"weight"} | {"weight_g_idx"}
+_PACKED_NAMES = frozenset(n for names in _SUFFIXES.values() for n in names) - {"weight"}
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+Unpacked = tuple[Tensor, Tensor, Tensor | None]
+"""Levels [out, in] from 0 on, scale [out, groups], and zero of that shape; None: half of the levels."""
 
 
 class Stored(nn.Module):
@@ -63,13 +69,17 @@ class Stored(nn.Module):
             self.register_buffer(name, torch.empty(shape, dtype=dtype, device="meta"))
         self.bias = linear.bias
 
-    def read(self) -> QuantizedWeight:
-        """Raises ValueError where shapes do not fit each other, or the layer."""
-        weight = _READERS[_reader_of(self.packing)](dict(self.named_buffers()), self.packing)
+    def read(self) -> tuple[QuantizedWeight, Tensor | None]:
+        """The weight, and the order of inputs that it wants: int64 [in], or None for their own. Raises
+        ValueError where shapes do not fit each other, or the layer."""
+        tensors = dict(self.named_buffers())
+        levels, scale, zero = _READERS[_reader_of(self.packing)](tensors, self.packing)
+        order = _order(tensors, levels.shape[1], self.packing)
+        weight = _weight(levels if order is None else levels[:, order], scale, zero, self.packing)
         got, wanted = (weight.out_features, weight.in_features), (self.out_features, self.in_features)
         if got != wanted:
             raise ValueError(f"its tensors hold {list(got)} weights, the layer has {list(wanted)}")
-        return weight
+        return weight, order
 
 
 def _reader_of(packing: Packing) -> str:
@@ -78,7 +88,9 @@ def _reader_of(packing: Packing) -> str:
 
 def _required(packing: Packing) -> set[str]:
     """Names of tensors that a packed layer has in any case."""
-    needless = {"g_idx"} | ({"weight_zero_point"} if packing.symmetric else set())
+    needless = set[str]() if packing.ordered else {"g_idx", "weight_g_idx"}
+    if packing.symmetric:
+        needless.add("weight_zero_point")
     return set(_SUFFIXES[_reader_of(packing)]) - needless
 
 
@@ -88,18 +100,17 @@ def unpack_words(words: Tensor, bits: int) -> Tensor:
     return ((words[..., None] >> shifts) & ((1 << bits) - 1)).flatten(-2)
 
 
-def _awq(tensors: Mapping[str, Tensor], packing: Packing) -> QuantizedWeight:
+def _awq(tensors: Mapping[str, Tensor], packing: Packing) -> Unpacked:
     # Where in a word the outputs 0 to 7 stand.
     places = [_AWQ_ORDER.index(i) for i in range(8)]
 
     def unpack(words: Tensor) -> Tensor:
         return unpack_words(words, 4).view(words.shape[0], -1, 8)[..., places].flatten(1).t()
 
-    levels, zero = unpack(tensors["qweight"]), unpack(tensors["qzeros"])
-    return _grouped(levels, tensors["scales"].t(), zero, packing)
+    return unpack(tensors["qweight"]), tensors["scales"].t(), unpack(tensors["qzeros"])
 
 
-def _gptq(tensors: Mapping[str, Tensor], packing: Packing) -> QuantizedWeight:
+def _gptq(tensors: Mapping[str, Tensor], packing: Packing) -> Unpacked:
     levels = unpack_words(tensors["qweight"].t().contiguous(), packing.bits)
     zero = unpack_words(tensors["qzeros"], packing.bits).t()
     if packing.layout == "gptq":
@@ -109,41 +120,46 @@ def _gptq(tensors: Mapping[str, Tensor], packing: Packing) -> QuantizedWeight:
                 "qzeros holds a zero point that checkpoint_format gptq leaves open; save as gptq_v2"
             )
         zero = zero + 1
-    inputs = levels.shape[1]
-    g_idx = tensors.get("g_idx")
-    if g_idx is not None and not torch.equal(
-        g_idx, torch.arange(inputs, dtype=torch.int32) // (packing.group or inputs)
-    ):
-        raise ValueError("g_idx orders groups by activation (desc_act)")
-    return _grouped(levels, tensors["scales"].t(), zero, packing)
+    return levels, tensors["scales"].t(), zero
 
 
-def _pack_quantized(tensors: Mapping[str, Tensor], packing: Packing) -> QuantizedWeight:
+def _pack_quantized(tensors: Mapping[str, Tensor], packing: Packing) -> Unpacked:
     packed, scale = tensors["weight_packed"], tensors["weight_scale"]
     shape = tuple(int(n) for n in tensors["weight_shape"])
     levels = unpack_words(packed, packing.bits)
     if shape != tuple(levels.shape):
         raise ValueError(f"weight_shape {list(shape)} is not that of weight_packed, {list(levels.shape)}")
     zero = tensors.get("weight_zero_point")
-    if zero is not None:
+    if zero is not None and zero.shape == scale.shape:
+        zero = zero + (1 << (packing.bits - 1))
+    elif zero is not None:
         zero = unpack_words(zero.t().contiguous(), packing.bits).t()[: shape[0]]
-    return _grouped(levels, scale, zero, packing)
+    return levels, scale, zero
 
 
-def _int_quantized(tensors: Mapping[str, Tensor], packing: Packing) -> QuantizedWeight:
-    scale = tensors["weight_scale"].view(tensors["weight"].shape[0], -1)
-    return QuantizedWeight(
-        8, tensors["weight"], scale.contiguous(), None, _group_size(tensors["weight"], packing)
-    )
+def _int_quantized(tensors: Mapping[str, Tensor], packing: Packing) -> Unpacked:
+    weight = tensors["weight"]
+    return weight.to(torch.int16) + 128, tensors["weight_scale"].view(weight.shape[0], -1), None
 
 
-def _group_size(levels: Tensor, packing: Packing) -> int:
-    return packing.group or levels.shape[1]
+def _order(tensors: Mapping[str, Tensor], inputs: int, packing: Packing) -> Tensor | None:
+    """Inputs group by group, int64 [in]; None where they are so already."""
+    g_idx = tensors.get("g_idx", tensors.get("weight_g_idx"))
+    if g_idx is None:
+        return None
+    wanted = torch.arange(inputs, dtype=g_idx.dtype, device=g_idx.device) // (packing.group or inputs)
+    if torch.equal(g_idx, wanted):
+        return None
+    if not packing.ordered:
+        raise ValueError("g_idx orders groups by activation, which quantization_config does not say")
+    order = torch.argsort(g_idx, stable=True)
+    if not torch.equal(g_idx[order], wanted):
+        raise ValueError(f"g_idx does not make {inputs} inputs groups of {packing.group or inputs}")
+    return order
 
 
-def _grouped(levels: Tensor, scale: Tensor, zero: Tensor | None, packing: Packing) -> QuantizedWeight:
-    """`levels` [out, in] from 0 on, `scale` and `zero` [out, groups]."""
-    half, group = 1 << (packing.bits - 1), _group_size(levels, packing)
+def _weight(levels: Tensor, scale: Tensor, zero: Tensor | None, packing: Packing) -> QuantizedWeight:
+    half, group = 1 << (packing.bits - 1), packing.group or levels.shape[1]
     symmetric = zero is None or bool((zero == half).all())
     scale = scale.contiguous()
     if packing.bits == 8:
@@ -154,12 +170,27 @@ def _grouped(levels: Tensor, scale: Tensor, zero: Tensor | None, packing: Packin
     return QuantizedWeight(4, pack_nibbles(levels), scale, kept, group)
 
 
-_READERS: dict[str, Callable[[Mapping[str, Tensor], Packing], QuantizedWeight]] = {
+_READERS: dict[str, Callable[[Mapping[str, Tensor], Packing], Unpacked]] = {
     "awq": _awq,
     "gptq": _gptq,
     "pack-quantized": _pack_quantized,
     "int-quantized": _int_quantized,
 }
+
+
+class Ordered(nn.Module):
+    """A product that wants its input [..., in] in another order: int64 [in]."""
+
+    order: Tensor
+
+    def __init__(self, product: QuantizedLinear, order: Tensor) -> None:
+        super().__init__()
+        self.product = product
+        self.register_buffer("order", order, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.product(x.index_select(-1, self.order))
+        return output
 
 
 @register_quantization_config(_METHOD)
@@ -224,21 +255,30 @@ def refuse_leftovers(names: Iterable[str]) -> None:
 def compute_packed(model: nn.Module, packing: Packing, dtype: torch.dtype) -> None:
     """Each `Stored` becomes the layer that computes, layers with the same input as one."""
 
-    def read(stored: Stored) -> QuantizedWeight:
+    def read(stored: Stored) -> tuple[QuantizedWeight, Tensor | None]:
         try:
             return stored.read()
         except (ValueError, RuntimeError) as error:  # the latter where sizes differ
             raise CheckpointCorrupt(f"{stored.name}: {error}") from error
 
+    def layer(weight: QuantizedWeight, order: Tensor | None, bias: Tensor | None) -> nn.Module:
+        product = QuantizedLinear(weight, packing.kind, dtype, bias)
+        return product if order is None else Ordered(product, order)
+
     def join(layers: list[Any]) -> nn.Module | None:
-        weight = joined([read(layer) for layer in layers])
+        weights, orders = zip(*map(read, layers), strict=True)
+        weight = joined(weights) if all(_same(order, orders[0]) for order in orders) else None
         if weight is None:
             return None
-        bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
-        return QuantizedLinear(weight, packing.kind, dtype, bias)
+        bias = None if layers[0].bias is None else torch.cat([stored.bias for stored in layers])
+        return layer(weight, orders[0], bias)
 
     share(model, Stored, join)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, Stored):
-                setattr(parent, name, QuantizedLinear(read(child), packing.kind, dtype, child.bias))
+                setattr(parent, name, layer(*read(child), child.bias))
+
+
+def _same(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is b if a is None or b is None else torch.equal(a, b)

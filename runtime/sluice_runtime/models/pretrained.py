@@ -21,7 +21,7 @@ from sluice_runtime.engine.linear import pack_bfloat16, quantize, weight_bytes
 from sluice_runtime.models import prequantized, sharding
 from sluice_runtime.models.checkpoint import Checkpoint, ModelSource
 from sluice_runtime.models.errors import CheckpointCorrupt, UnsupportedModel
-from sluice_runtime.models.packing import Packing
+from sluice_runtime.models.packing import CONFIG_NAMES, Packing
 
 
 def quiet() -> None:
@@ -72,7 +72,8 @@ def load_weights(checkpoint: Checkpoint, source: ModelSource, packing: Packing |
         options["use_safetensors"] = True
     config = load_config(checkpoint)
     if packing is not None:
-        del config.quantization_config
+        for name in CONFIG_NAMES:
+            config.__dict__.pop(name, None)
         options["quantization_config"] = prequantized.packed_config(checkpoint, packing)
     if source.num_ranks > 1:
         sharding.check_plan(config)

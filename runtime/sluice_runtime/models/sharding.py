@@ -46,7 +46,8 @@ def check_sizes(config: Mapping[str, Any], num_ranks: int) -> None:
     heads = found.get("num_attention_heads") or found.get("n_head")
     if not isinstance(heads, int):
         raise UnsupportedModel(
-            f"config.json has no num_attention_heads: tensorParallel {num_ranks} can't be checked"
+            f"config.json has no num_attention_heads: tensorParallel {num_ranks} can't be checked, so set it"
+            " to 1"
         )
     kv_heads = found.get("num_key_value_heads") or heads
     sizes = {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
@@ -67,7 +68,9 @@ def check_plan(config: Any) -> None:
     text = config.get_text_config()
     plan = getattr(text, "base_model_tp_plan", None) or {}
     if not plan:
-        raise UnsupportedModel(f"{text.model_type}: transformers has no tensor-parallel plan for it")
+        raise UnsupportedModel(
+            f"{text.model_type}: transformers has no tensor-parallel plan for it: set tensorParallel to 1"
+        )
     if not any(name.endswith("k_proj") and style == "colwise" for name, style in plan.items()):
         raise UnsupportedModel(
             f"{text.model_type}: transformers' tensor-parallel plan keeps its keys and values whole on each"

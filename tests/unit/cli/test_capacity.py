@@ -73,6 +73,46 @@ def test_ranks_share_and_each_is_told(tmp_path: Path, model: Path) -> None:
     assert "tensorParallel 2 does not divide this model's 9 heads" in text
 
 
+def _drafting(path: str = "", **more: Any) -> dict[str, Any]:
+    source = {"hostPath": {"path": path}} if path else {"huggingFace": {"repo": "a/c", "revision": "main"}}
+    return {"speculation": {"method": "Draft", "draft": source, **more}}
+
+
+def test_a_draft_is_counted(tmp_path: Path, model: Path) -> None:
+    draft = tmp_path / "draft"
+    draft.mkdir()
+    (draft / "config.json").write_text(json.dumps({**SMOL, "num_hidden_layers": 15}))
+    arguments = ("--model-dir", model, "--memory", "4Gi")
+    _, plain = _run("-f", _file(tmp_path), *arguments, "--json")
+    file = _file(tmp_path, engine=_drafting())
+    code, text = _run("-f", file, *arguments, "--draft-dir", draft, "--json")
+    assert code == 0
+    body, without = json.loads(text), json.loads(plain)
+    assert (body["bytesPerToken"], body["numBlocks"]) == (23_040 + 11_520, 485)
+    assert body["weights"] - without["weights"] == body["draftWeights"] > 0
+    by_path = _file(tmp_path, engine=_drafting(str(draft)))
+    code, text = _run("-f", by_path, *arguments)
+    assert code == 0
+    assert "of these the draft's" in text
+    assert "A token takes 34,560 bytes of KV, those of the draft among them; 256Mi hold 7,760 tokens" in text
+
+
+def test_a_draft_that_is_not_here_is_asked_for_by_its_field(tmp_path: Path, model: Path) -> None:
+    field = "spec.engine.speculation.draft: "
+    suffix, neither = {"method": "Suffix"}, {"method": "Draft"}
+    for engine, options, says in (
+        (_drafting(), (), field + "the draft is not on this machine: give --draft-dir"),
+        (_drafting(), ("--draft-dir", tmp_path), field + f"there is no config.json in {tmp_path}: give"),
+        (_drafting("/nowhere"), (), field + "there is no config.json in /nowhere: give --draft-dir"),
+        ({"speculation": neither}, ("--draft-dir", model), field + "a draft model comes with method Draft"),
+        ({"speculation": suffix}, ("--draft-dir", model), "--draft-dir: spec.engine.speculation names no"),
+        ({}, ("--draft-dir", model), "--draft-dir: spec.engine.speculation names no draft"),
+    ):
+        code, text = _run("-f", _file(tmp_path, engine=engine), "--model-dir", model, *options)
+        assert code == 1
+        assert says in text
+
+
 def test_what_does_not_fit_fails_and_says_what_would(tmp_path: Path, model: Path) -> None:
     code, text = _run("-f", _file(tmp_path, engine={"kvCacheMemory": "1500Mi"}), "--model-dir", model)
     assert code == 1

@@ -13,6 +13,7 @@ from sluice_operator.api.routepolicy import Contract, Refusals, Rule, Target
 from sluice_operator.api.rulestatus import Phase, RuleStatus
 from sluice_operator.gates import GateState, Observation, align, checkpoint, fold, verdict
 from sluice_operator.gates.battery import Kind, battery
+from sluice_operator.gates.columns import LATENCIES
 from unit.gates.test_gate import bad, counts, seen
 from unit.gates.traffic import START, at, gate, rule, status
 
@@ -52,7 +53,9 @@ def test_every_metric_is_measured() -> None:
     """A name that nobody measures would never fire."""
     known = {*RATES, Metric.NEGATIVE_FEEDBACK_RATE, Metric.DISAGREEMENT_RATE}
     assert known == {metric for metric in Metric if metric.is_rate}
-    assert {test.metric for test in battery(rule()).tests} == set(Metric)
+    assert set(LATENCIES) == {metric for metric in Metric if not metric.is_rate}
+    assert {test.metric for test in battery(rule()).tests} == set(Metric) - {Metric.TIME_TO_VERIFIED}
+    assert {test.metric for test in battery(rule([guard(metric) for metric in Metric])).tests} == set(Metric)
 
 
 def test_proper_refusals_are_not_needless() -> None:
@@ -68,6 +71,31 @@ def test_what_gave_no_answer_is_not_fast(flag: str) -> None:
     fold(state, [seen(1 + row, candidate=False) for row in range(20)])
     state.take(seen(30, ttft_s=0.001, **{flag: True}))
     assert counts(state) == {"TTFT/p95": 1, "TTFT/p99": 1}
+
+
+def test_time_to_verified_counts_what_was_verified_and_what_keeps_people_waiting() -> None:
+    state = gate(guards=[guard(Metric.TIME_TO_VERIFIED, percentiles=[95])])
+    fold(state, [seen(1 + row, candidate=False, verified_s=1.0) for row in range(20)])
+    state.take(seen(30, verified_s=1.1))
+    state.take(seen(31, total_s=9.0))
+    assert counts(state) == {}, "within 1.2 times, and nothing was to be verified"
+    state.take(seen(32, verified_s=1.3))
+    state.take(seen(33, age_s=0.9, censored=True, first_token=True, ttft_s=None, total_s=None))
+    assert counts(state) == {"TimeToVerified/p95": 1}
+    state.take(seen(34, age_s=1.3, censored=True, first_token=True, ttft_s=None, total_s=None))
+    state.take(seen(35, failed=True))
+    assert counts(state) == {"TimeToVerified/p95": 3}, "unverified still, and never"
+
+
+def test_a_later_verdict_rolls_back() -> None:
+    """First tokens come as fast as ever; what can be relied on comes twice as late."""
+    state = gate(guards=[guard(Metric.TIME_TO_VERIFIED)])
+    for second in range(1, 400):
+        state.take(seen(second, candidate=False, verified_s=1.0 + second % 10 / 50))
+        state.take(seen(second + 0.5, verified_s=2.0 + second % 10 / 25))
+    fired = verdict(state, at(500))
+    assert fired.reason == "GuardFired"
+    assert "TimeToVerified" in fired.message
 
 
 def test_an_unsuccessful_request_costs_more_than_any_limit() -> None:

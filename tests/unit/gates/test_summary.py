@@ -26,9 +26,9 @@ def test_each_request_counts_once_for_its_arm() -> None:
     state = gate()
     state.take(seen(10, request_id="r", failed=True, ttft_s=None, total_s=None))
     state.take(seen(11, request_id="r", ttft_s=0.1))
-    state.take(
-        seen(12, request_id="s", cost=0.5, busy_s=0.25, prompt_tokens=100, cached_tokens=60, output_tokens=7)
-    )
+    tokens = {"prompt_tokens": 100, "cached_tokens": 60, "output_tokens": 7}
+    guesses = {"guessed_tokens": 5, "accepted_tokens": 4}
+    state.take(seen(12, request_id="s", cost=0.5, busy_s=0.25, **tokens, **guesses))
     state.take(seen(12, request_id="s"))
     state.take(seen(13, request_id="t", censored=True))
     state.take(seen(14, candidate=False, request_id="u", truncated=True))
@@ -36,17 +36,19 @@ def test_each_request_counts_once_for_its_arm() -> None:
     assert (found.num_requests, stable.num_requests) == (2, 1)
     assert found.counts == {"ErrorRate": 1}
     assert stable.counts == {"TruncationRate": 1}
-    assert (found.prompt_tokens, found.cached_tokens, found.output_tokens) == (100, 60, 7)
+    assert {name: getattr(found, name) for name in tokens | guesses} == tokens | guesses
+    assert (stable.guessed_tokens, stable.accepted_tokens) == (0, 0)
     assert (found.busy_seconds, found.cost, found.cost_per_success) == ("0.25", "0.5", "0.5")
     assert stable.cost == ""
 
 
 def test_quantiles_of_the_attempt() -> None:
     state = gate()
-    state.take_all([seen(10 + row, ttft_s=0.2, total_s=2.0) for row in range(50)])
+    state.take_all([seen(10 + row, ttft_s=0.2, total_s=2.0, verified_s=1.5) for row in range(50)])
     found = state.summary.candidate.evidence()
     assert float(found.ttft_seconds.p95) == pytest.approx(0.2, rel=0.05)
     assert float(found.total_seconds.p50) == pytest.approx(2.0, rel=0.05)
+    assert float(found.time_to_verified_seconds.p99) == pytest.approx(1.5, rel=0.05)
     assert ArmEvidence.model_validate(found.model_dump(mode="json")) == found
 
 

@@ -54,7 +54,7 @@ def record(**change: Any) -> dict[str, Any]:
         "status": 200,
         "final": True,
         "timing": {**TIMING},
-        "tokens": {"prompt": 7, "cached": 3, "output": 12},
+        "tokens": {"prompt": 7, "cached": 3, "output": 12, "guessed": 8, "accepted": 5},
         "flags": {**FLAGS},
         "pair": False,
         "digest": "",
@@ -98,6 +98,10 @@ def test_a_good_record() -> None:
     assert (told.policy, told.rule) == ("ns/p", "all")
     seen = told.observation
     assert (seen.time, seen.ttft_s, seen.total_s, seen.failed, seen.censored) == (9.0, 0.2, 1.0, False, False)
+    assert seen.verified_s is None
+    verified = from_record(record(timing={**TIMING, "verified_s": 0.9}), 9.0)
+    assert verified is not None
+    assert verified.observation.verified_s == 0.9
 
 
 @pytest.mark.parametrize(
@@ -127,6 +131,8 @@ def test_a_good_record() -> None:
         ({}, "prompt_tokens", 7),
         ({}, "cached_tokens", 3),
         ({}, "output_tokens", 12),
+        ({}, "guessed_tokens", 8),
+        ({}, "accepted_tokens", 5),
         ({"flags": {**FLAGS, "refused": True}}, "refused", True),
         ({"flags": {**FLAGS, "repeated": True}}, "repeated", True),
         ({"flags": {**FLAGS, "tool_failed": True}}, "tool_failed", True),

@@ -12,6 +12,7 @@ from sluice_operator.api.rulestatus import Phase, RuleStatus
 from sluice_operator.control.book import Book
 from sluice_operator.control.cache import Cache
 from sluice_operator.control.policies import Policies
+from sluice_operator.plan.conditions import Problem, find
 from sluice_operator.plan.validate import service_problem
 from unit.operator.test_book import NAME, backend, policy
 
@@ -62,7 +63,7 @@ def world(**rule: Any) -> tuple[SimpleNamespace, Policies, list[str]]:
     ads = SimpleNamespace(quarantined={}, num_gateways=1)
     ctx = SimpleNamespace(
         cache=cache, book=book, router=router, ads=ads, kube=Kube(cache), answered=answered,
-        recorder=SimpleNamespace(tell=tell),
+        recorder=SimpleNamespace(tell=tell), access_problems={},
     )  # fmt: skip
     return ctx, Policies(ctx), events  # type: ignore[arg-type]
 
@@ -78,6 +79,19 @@ async def test_what_is_told_is_told_once_and_is_no_reason_to_come_back() -> None
     ctx.book.consider(NAME)
     assert await policies.reconcile(NAME) is None
     assert ctx.kube.num_writes == 1
+
+
+async def test_a_token_that_is_not_there_is_told_once_until_it_is_there() -> None:
+    ctx, policies, events = world()
+    field = "spec.rules[0].contract.checks[0].verifier.tokenSecret"
+    missing = (Problem("SecretNotFound", "Secret 'facts' has no key 'key'", field),)
+    for problems in (missing, missing, ()):
+        ctx.access_problems = {NAME: problems}
+        await policies.reconcile(NAME)
+        ready = find(ctx.cache.policies[NAME].status.conditions, "Ready")
+        assert ready is not None
+        assert (ready.reason == "SecretNotFound" and field in ready.message) == bool(problems)
+    assert events == ["SecretNotFound"]
 
 
 async def test_a_service_that_is_not_there_is_told_and_looked_for_again(

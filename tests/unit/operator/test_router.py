@@ -11,6 +11,7 @@ from sluice_operator.api import RoutePolicySpec, RuleStatus
 from sluice_operator.api.common import DataClass
 from sluice_operator.control.cache import Cache
 from sluice_operator.control.router import Router
+from sluice_operator.plan.access import Known
 from sluice_operator.plan.observed import PodView, StreamView
 from sluice_operator.plan.routes import Accepted, Review
 from sluice_operator.xds.state import GatewayState
@@ -25,17 +26,22 @@ class Pods:
     def __init__(self) -> None:
         self.told: dict[str, set[str]] = {}
         self.limits: dict[str, Mapping[str, Any]] = {}
+        self.access: dict[str, Mapping[str, Any]] = {}
         self.held: dict[str, set[str]] = {}
 
     def view(self, pod: PodView) -> StreamView:
         return StreamView(True, DIGEST, frozenset(self.held.get(pod.name, ())))
 
     def configure(
-        self, pod: PodView, configs: Mapping[str, Mapping[str, Any]], limits: Mapping[str, Any]
+        self,
+        pod: PodView,
+        configs: Mapping[str, Mapping[str, Any]],
+        limits: Mapping[str, Any],
+        access: Mapping[str, Any],
     ) -> None:
         assert all(config["version"] == version for version, config in configs.items())
         self.told[pod.name] = set(configs)
-        self.limits[pod.name] = limits
+        self.limits[pod.name], self.access[pod.name] = limits, access
 
     def hold(self) -> None:
         self.held = {name: set(versions) for name, versions in self.told.items()}
@@ -62,6 +68,7 @@ class World:
         self.reviews: dict[tuple[str, str], Review] = {}
         self.policies: list[Accepted] = []
         self.tenants: dict[str, dict[str, int]] = {}
+        self.known = Known()
         for name in "abc":
             self.cache.put(
                 "InferenceBackend",
@@ -80,6 +87,7 @@ class World:
             accepted=lambda: self.policies,
             tenants=lambda: (),
             limits=lambda: self.tenants,
+            access=lambda: self.known,
             credential=lambda: "secret",
             in_force=lambda: None,
             feedback=("operator", 8082),
@@ -215,6 +223,21 @@ async def test_an_edit_of_a_tenant_reaches_all_pods_and_moves_no_route(world: Wo
     assert world.pods.limits["a1"]["version"] != version
     assert world.pods.limits["b1"] == world.pods.limits["a1"]
     assert (world.routed(), len(world.gateways.pushed)) == (before, pushed)
+
+
+async def test_a_rotated_token_reaches_the_pods_that_need_it_and_moves_no_route(world: World) -> None:
+    verifier = {"url": "https://facts/v1", "tokenSecret": {"name": "facts"}}
+    world.known = Known(tokens={"ns/Secret/facts/key": "old"})
+    world.accept(contract={"checks": [{"name": "facts", "verifier": verifier}]})
+    await world.settle()
+    assert world.pods.access["a1"]["tokens"] == {"ns/Secret/facts/key": "old"}
+    before, pushed = world.routed(), len(world.gateways.pushed)
+    world.known = Known(tokens={"ns/Secret/facts/key": "new"})
+    await world.settle()
+    assert world.pods.access["a1"]["tokens"] == {"ns/Secret/facts/key": "new"}
+    assert world.pods.access["b1"] == {"version": "", "tokens": {}, "authorities": {}}
+    assert (world.routed(), len(world.gateways.pushed)) == (before, pushed)
+    assert "new" not in repr(world.gateways.pushed)
 
 
 async def test_a_backends_own_caps_go_to_its_pods_alone(world: World) -> None:

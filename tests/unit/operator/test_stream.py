@@ -23,7 +23,7 @@ class Pod:
     def __init__(self) -> None:
         self.puts: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.versions: list[str] = []
-        self.limits = ""
+        self.limits = self.access = ""
         self.rejects: set[str] = set()
         self.beat = asyncio.Event()
 
@@ -31,14 +31,15 @@ class Pod:
         body = await request.json()
         rejected = [
             {"version": version, "field": "x", "message": "no"}
-            for version in [*(c["version"] for c in body["configs"]), body["limits"]["version"]]
+            for version in (*(c["version"] for c in body["configs"]), *self._beside(body))
             if version in self.rejects
         ]
         self.versions = [c["version"] for c in body["configs"] if c["version"] not in self.rejects]
-        if body["limits"]["version"] not in self.rejects:
-            self.limits = body["limits"]["version"]
+        limited, reached = self._beside(body)
+        self.limits = self.limits if limited in self.rejects else limited
+        self.access = self.access if reached in self.rejects else reached
         self.puts.put_nowait(body)
-        return web.json_response({"versions": self.versions, "limits": self.limits, "rejected": rejected})
+        return web.json_response({**self._held(), "rejected": rejected})
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -52,7 +53,14 @@ class Pod:
             await response.write(self._line({"type": "heartbeat", "load": load, "running": []}))
 
     def _line(self, said: dict[str, Any]) -> bytes:
-        return json.dumps({**said, "versions": self.versions, "limits": self.limits}).encode() + b"\n"
+        return json.dumps({**said, **self._held()}).encode() + b"\n"
+
+    def _held(self) -> dict[str, Any]:
+        return {"versions": self.versions, "limits": self.limits, "access": self.access}
+
+    @staticmethod
+    def _beside(body: dict[str, Any]) -> tuple[str, str]:
+        return body["limits"]["version"], body["access"]["version"]
 
 
 @pytest.fixture
@@ -85,7 +93,12 @@ def limits(version: str) -> dict[str, Any]:
     return {"version": version, "backend": {}, "tenants": {"acme": {"weight": int(version)}}}
 
 
+def access(version: str) -> dict[str, Any]:
+    return {"version": version, "tokens": {"ns/Secret/facts/key": f"token-{version}"}, "authorities": {}}
+
+
 CONFIGS = {"v1": {"version": "v1"}}
+NOBODY = {"version": "", "tokens": {}, "authorities": {}}
 
 
 async def put(pod: Pod) -> dict[str, Any]:
@@ -94,20 +107,30 @@ async def put(pod: Pod) -> dict[str, Any]:
 
 async def test_other_limits_alone_are_told_at_once(world: tuple[Pod, PodStream]) -> None:
     pod, stream = world
-    stream.configure(CONFIGS, limits("1"))
-    assert (await put(pod)) == {"configs": [{"version": "v1"}], "limits": limits("1")}
-    stream.configure(CONFIGS, limits("2"))
+    stream.configure(CONFIGS, limits("1"), NOBODY)
+    assert (await put(pod)) == {"configs": [{"version": "v1"}], "limits": limits("1"), "access": NOBODY}
+    stream.configure(CONFIGS, limits("2"), NOBODY)
     assert (await put(pod))["limits"] == limits("2")
     assert stream.view.versions == {"v1"}
 
 
 async def test_a_pod_that_lost_its_limits_is_told_again(world: tuple[Pod, PodStream]) -> None:
     pod, stream = world
-    stream.configure(CONFIGS, limits("1"))
+    stream.configure(CONFIGS, limits("1"), NOBODY)
     await put(pod)
     pod.limits = ""
     pod.beat.set()
     assert (await put(pod))["limits"] == limits("1")
+
+
+async def test_a_rotated_token_alone_is_told_at_once(world: tuple[Pod, PodStream]) -> None:
+    pod, stream = world
+    for version in ("1", "2"):
+        stream.configure(CONFIGS, limits("1"), access(version))
+        assert (await put(pod))["access"] == access(version)
+    pod.access = ""
+    pod.beat.set()
+    assert (await put(pod))["access"] == access("2"), "told again to a pod that lost it"
 
 
 async def test_limits_that_a_pod_rejects_hold_nothing_up_and_are_not_told_for_ever(
@@ -115,11 +138,11 @@ async def test_limits_that_a_pod_rejects_hold_nothing_up_and_are_not_told_for_ev
 ) -> None:
     pod, stream = world
     pod.rejects = {"1"}
-    stream.configure(CONFIGS, limits("1"))
+    stream.configure(CONFIGS, limits("1"), NOBODY)
     await put(pod)
     for _ in range(3):
         pod.beat.set()
-    stream.configure({**CONFIGS, "v2": {"version": "v2"}}, limits("1"))
+    stream.configure({**CONFIGS, "v2": {"version": "v2"}}, limits("1"), NOBODY)
     await put(pod)
     assert pod.puts.empty()
     async with asyncio.timeout(DEADLINE_S):

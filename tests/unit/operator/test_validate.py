@@ -243,6 +243,42 @@ def test_rollouts_that_could_not(more: dict[str, Any], reason: str, field: str) 
     assert found(rollout(**more)) == [(reason, f"spec.rules[0].rollout.{field}")]
 
 
+@pytest.mark.parametrize(
+    ("verifier", "field"),
+    [
+        ({"url": "http://facts/v1", "tokenSecret": {"name": "t"}}, ".url"),
+        ({"url": "http://facts/v1", "caBundle": {"secret": {"name": "t"}}}, ".url"),
+        ({"url": "https://facts/v1", "caBundle": {}}, ".caBundle"),
+        (
+            {"url": "https://facts/v1", "caBundle": {"secret": {"name": "t"}, "configMap": {"name": "t"}}},
+            ".caBundle",
+        ),
+        ({"url": "https://facts/v1", "caBundle": {"configMap": {"name": "kube-root-ca.crt"}}}, None),
+        ({"url": "http://facts/v1"}, None),
+    ],
+)
+def test_a_token_needs_https_and_a_bundle_one_source(verifier: dict[str, Any], field: str | None) -> None:
+    rule = {"target": {"backend": "a"}, "contract": {"checks": [{"name": "c", "verifier": verifier}]}}
+    at = "spec.rules[0].contract.checks[0].verifier"
+    assert found(rule) == ([] if field is None else [("InvalidSpec", at + field)])
+
+
+HARD = {"checks": [{"name": "c", "mustMatch": "a"}]}
+WATCHED = {"checks": [{"name": "c", "mustMatch": "a", "severity": "Watch"}]}
+
+
+def test_time_to_verified_needs_something_that_can_be_passed() -> None:
+    asked = {
+        "guards": [{"metric": "TTFT"}, {"metric": "TimeToVerified"}],
+        "gains": [{"metric": "TimeToVerified", "minDecreasePercent": 5}],
+    }
+    at = "spec.rules[0].rollout"
+    wrong = [("InvalidSpec", f"{at}.guards[1].metric"), ("InvalidSpec", f"{at}.gains[0].metric")]
+    assert found(rollout(**asked)) == wrong
+    assert found({**rollout(**asked), "contract": WATCHED}) == wrong
+    assert found({**rollout(**asked), "contract": HARD}) == []
+
+
 def test_a_rule_that_never_meets_whom_its_rollout_names() -> None:
     rule = rollout(steps=[{"weight": 5, "tenants": ["y"]}, {"weight": 9, "tasks": ["sql"]}, {"weight": 10}])
     rule["match"] = {"tenants": ["x"], "tasks": ["qa"]}

@@ -15,6 +15,7 @@ from sluice_operator.plan.budget import (
     MI,
     Budget,
     BudgetError,
+    Draft,
     Engine,
     budget,
     concurrency,
@@ -48,7 +49,9 @@ def _engine(case: dict[str, Any]) -> Engine:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c["name"])
 def test_the_contracts_examples(case: dict[str, Any]) -> None:
-    found, want = budget(case["config"], _engine(case), memory_bytes=case["memoryBytes"]), case["budget"]
+    draft = Draft(case["draft"]) if "draft" in case else None
+    found = budget(case["config"], _engine(case), memory_bytes=case["memoryBytes"], draft=draft)
+    want = case["budget"]
     assert found == Budget(
         want["bytesPerToken"],
         want["weights"],
@@ -60,6 +63,7 @@ def test_the_contracts_examples(case: dict[str, Any]) -> None:
         want["numBlocks"],
         want["kvTokens"],
         want["kvBudget"],
+        draft_weights=want.get("draftWeights", 0),
     )
     assert (found.total, found.fits) == (want["total"], want["fits"])
 
@@ -94,6 +98,38 @@ def test_the_largest_kv_leaves_room_for_its_workspace_and_no_block_more_would(
 
     assert taken(kv) <= left
     assert taken(kv + 2 * block) > left
+
+
+@given(left=st.integers(0, 2**36), seqs=st.integers(1, 64), layers=st.integers(1, 40))
+def test_so_it_does_beside_a_drafts(left: int, seqs: int, layers: int) -> None:
+    small = shape_of({**SMOL, "num_hidden_layers": layers, "num_key_value_heads": 1})
+    shape, engine = replace(shape_of(SMOL), draft=small), replace(ENGINE, max_num_seqs=seqs)
+    per_token = kv_bytes_per_token(shape, engine.dtype)
+    assert per_token == 23_040 + layers * 2 * 64 * 2
+    kv = max_kv_bytes(shape, engine, left)
+    own = [workspace_bytes(replace(s, draft=None), engine, kv // per_token) for s in (shape, small)]
+    assert workspace_bytes(shape, engine, kv // per_token) == sum(own)
+    assert kv + sum(own) <= left
+    more = kv + 2 * per_token * engine.block_size
+    assert more + workspace_bytes(shape, engine, more // per_token) > left
+
+
+def test_a_draft_is_as_its_files_are_and_its_errors_name_it() -> None:
+    alone, drafted = (
+        budget(SMOL, replace(ENGINE, quantization="Int8"), memory_bytes=None, draft=draft)
+        for draft in (None, Draft(SMOL))
+    )
+    assert drafted.draft_weights == budget(SMOL, ENGINE, memory_bytes=None).weights
+    assert drafted.weights == alone.weights + drafted.draft_weights
+    assert drafted.num_blocks == alone.num_blocks // 2, "both in the same memory"
+    assert drafted.activations == alone.activations, "one after the other"
+    for draft, engine, says in (
+        (Draft({**SMOL, "hidden_size": None}), ENGINE, "^spec.engine.speculation.draft: .* no hidden_size"),
+        (Draft({**SMOL, "model_type": "falcon"}), ENGINE, "speculation.draft: .* give --draft-dir with"),
+        (Draft(SMOL), replace(ENGINE, tensor_parallel=3), "spec.engine.speculation.method Draft does not"),
+    ):
+        with pytest.raises(BudgetError, match=says):
+            budget(SMOL, engine, memory_bytes=None, draft=draft)
 
 
 def test_sequences_at_once() -> None:

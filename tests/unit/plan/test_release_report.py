@@ -49,6 +49,15 @@ def test_the_report_shows_both_arms_side_by_side_and_what_failed() -> None:
         "- check json: answers are JSON of its schema (Hard)",
     ):
         assert line in told, line
+    assert "Guessed" not in told, "nothing was"
+    guessing = did.model_copy(update={"guessed_tokens": 9, "accepted_tokens": 6})
+    told_guesses = markdown(written(world, stable=did, candidate=guessing))
+    assert "| Guessed tokens | 0 | 9 |\n| of these right | 0 | 6 |" in told_guesses
+    assert "Time to verified" not in told, "nothing was"
+    verified = did.model_copy(update={"time_to_verified_seconds": Quantiles(p50="2")})
+    assert "| Time to verified, s (p50 / p95 / p99) | – / – / – | 2 / – / – |" in markdown(
+        written(world, stable=did, candidate=verified)
+    )
     assert "| **card.owner** | – | team-b |" in told.replace("|  |", "| – |")
 
 

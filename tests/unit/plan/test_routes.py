@@ -101,6 +101,25 @@ def test_the_gateway_waits_for_what_is_held(streaming: str, timeouts: dict[str, 
     assert rule.total_seconds == timeouts.get("totalSeconds")
 
 
+OFF = {"directStreaming": False}
+
+
+@pytest.mark.parametrize("where", ["rule", "candidate", "switch"])
+def test_the_gateway_waits_where_direct_streaming_is_switched_off(where: str) -> None:
+    """Whoever it is switched off for, and whatever the rule streams otherwise: they share a route."""
+    rollout = {"candidate": {"features": OFF}, "steps": [{"weight": 5}]}
+    told = policy(
+        timeouts={"totalSeconds": 900},
+        **({"features": OFF} if where == "rule" else {}),
+        **({"rollout": rollout} if where == "candidate" else {}),
+    )
+    switches = [{"features": OFF, "tenants": ["bank"]}] if where == "switch" else []
+    spec = RoutePolicySpec.model_validate({**told.spec.model_dump(by_alias=True), "switches": switches})
+    _, made = settled(inputs(replace(told, spec=spec), a=[pod("a1")]))
+    [rule] = made.state.policies[0].rules
+    assert rule.idle_seconds == 900
+
+
 def test_routes_move_only_when_all_pods_hold_or_patience_ends() -> None:
     given, before = settled(inputs(policy(), a=[pod("a1"), pod("a2")]))
     edited = replace(given, policies=(policy(sampling={"maxTokens": 9}),))

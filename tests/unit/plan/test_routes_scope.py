@@ -212,6 +212,16 @@ def test_switches_reach_the_pods_in_order_and_name_a_new_version() -> None:
     assert len(versions) == 4
 
 
+def test_direct_streaming_is_told_only_where_it_is_switched() -> None:
+    assert "directStreaming" not in configured([])["features"]
+    [switch] = configured([{"features": {"directStreaming": False}, "tasks": ["advice"]}])["switches"]
+    assert switch["features"] == {"directStreaming": False}
+    arm = policy(features={"directStreaming": False})
+    [config] = plan(inputs(arm, a=[pod("a1")])).configs["ns/a"].values()
+    jsonschema.validate(config, SCHEMA)
+    assert config["features"] == {"prefixCache": True, "directStreaming": False}
+
+
 def test_a_switch_never_allows_what_the_cache_scope_forbids() -> None:
     closed = CacheScopeSpec.model_validate({"prefix": {"enabled": False}})
     config = configured([{"features": {"prefixCache": True}}], closed)

@@ -44,8 +44,10 @@ def one(ttft: float = 1.2, tpot: float = 0.1, tokens: int = 21, wrong: int = 0, 
     )
 
 
-def told(trace: Trace, candidate: bool = True, mirror: bool = False) -> tuple[Teller, Schedule]:
-    teller = Teller(trace)
+def told(
+    trace: Trace, candidate: bool = True, mirror: bool = False, verifies: bool = False
+) -> tuple[Teller, Schedule]:
+    teller = Teller(trace, verifies=verifies)
     yes, no = np.ones(1, bool), np.zeros(1, bool)
     schedule = teller.schedule(
         np.array([0]), yes if candidate else no, yes if mirror else no, yes if candidate else no
@@ -72,6 +74,17 @@ def test_the_end_says_all_of_it() -> None:
     assert (last.ttft_s, last.tpot_s, last.total_s) == pytest.approx((1.2, 0.1, 3.2))
     assert (last.prompt_tokens, last.cached_tokens, last.output_tokens) == (40, 20, 21)
     assert not last.failed
+
+
+@pytest.mark.parametrize(
+    ("verifies", "wrong", "expected"),
+    [(True, Wrong(0), 3.2), (False, Wrong(0), None), (True, Wrong.HARD, None), (True, Wrong.FAILED, None)],
+)
+def test_what_passes_its_contract_is_verified_at_its_end(
+    verifies: bool, wrong: Wrong, expected: float | None
+) -> None:
+    teller, schedule = told(one(wrong=int(wrong)), verifies=verifies)
+    assert teller.observation(schedule.rows()[-1], "a").verified_s == (expected and pytest.approx(expected))
 
 
 def test_stable_is_not_of_the_attempt_unless_it_might_have_been_the_candidate() -> None:

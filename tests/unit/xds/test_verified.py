@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from aiohttp import web
 
 from sluice_operator.api import RoutePolicySpec
 from sluice_operator.plan.arms import pod_config, stable_arm
@@ -38,9 +39,15 @@ async def pod(tmp_path: Path) -> AsyncIterator[Pod]:
 
 
 async def serve(
-    world: Any, pod: Pod, facts: VerifierProcess, path: str, streaming: str, retries: int
+    world: Any,
+    pod: Pod,
+    facts: VerifierProcess,
+    path: str,
+    streaming: str,
+    retries: int,
+    others: tuple[Endpoint, ...] = (),
 ) -> None:
-    """A policy with one rule, in force in the pod and at the gateway."""
+    """A policy with one rule, in force in the pod and at the gateway. `others` answer beside the pod."""
     verifier = {"url": f"http://127.0.0.1:{facts.port}{path}"}
     contract = {"streaming": streaming, "checks": [{"name": "facts", "verifier": verifier}]}
     spec = RoutePolicySpec.model_validate(
@@ -62,10 +69,10 @@ async def serve(
     config = pod_config("ns", "policy", spec, told, arm, {})
     assert (await pod.hold(config))["rejected"] == []
     rule = Rule(
-        "all", Arm("ns/stable", config["version"]), idle_seconds=longest_silence(told), retries=retries
+        "all", Arm("ns/stable", config["version"]), idle_seconds=longest_silence(spec, told), retries=retries
     )
     state = world.state(rule, credential=CREDENTIAL)
-    clusters = (Cluster("ns/stable", (Endpoint("127.0.0.1", pod.api_port),)),)
+    clusters = (Cluster("ns/stable", (*others, Endpoint("127.0.0.1", pod.api_port))),)
     await world.push(replace(state, clusters=clusters))
 
 
@@ -86,15 +93,33 @@ async def test_a_verified_answer_through_the_gateway(world: Any, pod: Pod, facts
     assert record["timing"]["gateway_s"] is not None
 
 
-@pytest.mark.parametrize("retries", [0, 1])
-async def test_what_fails_is_tried_as_often_as_the_rule_says(
-    world: Any, pod: Pod, facts: VerifierProcess, retries: int
+@pytest.mark.parametrize("streaming", ["Verified", "Immediate"])
+@pytest.mark.parametrize(
+    ("path", "code"), [("/fail", "contract_violation"), ("/500", "verifier_unavailable")]
+)
+async def test_what_was_withheld_is_never_generated_again(
+    world: Any, pod: Pod, facts: VerifierProcess, path: str, code: str, streaming: str
 ) -> None:
-    await serve(world, pod, facts, "/fail", "Verified", retries)
-    answer = await world.chat(body=BODY)
-    assert (answer.status, answer.code) == (502, "contract_violation")
+    await serve(world, pod, facts, path, streaming, retries=2)
+    answer = await world.chat(body=BODY.replace('"stream": true', '"stream": false'))
+    assert (answer.status, answer.code) == (502, code)
     assert "Paris" not in answer.text
-    assert len(pod.engine.generations) == 1 + retries
+    assert "x-envoy-ratelimited" not in answer.headers
+    assert len(pod.engine.generations) == 1
+
+
+async def test_a_502_of_something_else_is_tried_again(world: Any, pod: Pod, facts: VerifierProcess) -> None:
+    """As of a proxy beside a pod; the header, not the status, says that an answer was withheld."""
+    broken = world.pods["stable"]
+    broken.answer = bad_gateway
+    await serve(world, pod, facts, "/pass", "Verified", retries=1, others=(broken.endpoint,))
+    for _ in range(4):
+        assert (await world.chat(body=BODY)).status == 200
+    assert broken.requests, "some went there first"
+
+
+async def bad_gateway(request: web.Request) -> web.Response:
+    return web.Response(status=502)
 
 
 async def test_a_draft_through_the_gateway(world: Any, pod: Pod, facts: VerifierProcess) -> None:
@@ -104,3 +129,14 @@ async def test_a_draft_through_the_gateway(world: Any, pod: Pod, facts: Verifier
     assert TEXT in answer.text
     assert events(answer.text)[-1]["error"]["code"] == "contract_violation"
     assert len(pod.engine.generations) == 1, "what was shown is never repeated"
+
+
+async def test_the_trace_of_a_request_passes_the_gateway_unchanged(world: Any) -> None:
+    trace = {
+        "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        "tracestate": "vendor=opaque",
+    }
+    await world.push(world.state())
+    await world.chat(headers=trace)
+    [seen] = world.seen("stable")
+    assert seen.items() >= trace.items()

@@ -11,6 +11,9 @@ workload (tenant, task, and size of the batch by powers of two) keeps the latest
     on     ──▶ off    as soon as one of them is no longer below
     off    ──▶ trial  after half a minute, twice as long after each failed trial, at most ten minutes
 
+A trial begins with as many guesses as are allowed, to learn how often they are right and what steps take;
+then, as while on, it guesses as far as these say (cost.py), and only that is judged.
+
 Invariant: a workload that is off costs nothing; one that is on has beaten its off-arm of the same minutes.
 """
 
@@ -26,6 +29,8 @@ from sluice_runtime.engine.speculation.cost import StepCost
 
 _MEMORY = 4096
 """Guesses after which what was learnt about their chances counts half."""
+_MIN_REACHED = 16
+"""Guesses at a position that say something of its chance."""
 
 
 class Phase(StrEnum):
@@ -38,13 +43,15 @@ class Phase(StrEnum):
 class Rules:
     """How the controller decides. `block_steps`: steps of a block; who was there for fewer than `min_steps`
     of them gives no sample. `min_samples` of each arm make a decision; the latest `max_samples` count.
-    `margin`: what a trial must win by. `off_share`: blocks without guesses."""
+    `margin`: what a trial must win by. `off_share`: blocks without guesses. `num_learnt`: steps with guesses
+    from which a trial learns chances and costs; then it begins anew and guesses as far as these say."""
 
     block_steps: int = 16
     min_steps: int = 4
     min_samples: int = 32
     max_samples: int = 128
     margin: float = 0.05
+    num_learnt: int = 32
     off_share: float = 1 / 8
     retry_s: float = 30.0
     max_retry_s: float = 600.0
@@ -68,6 +75,19 @@ class Progress:
     num_right: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What is held of a workload: whose it is, what for and its size of a batch (bits of the number of
+    streams), and the latest times per token of both arms, in seconds."""
+
+    tenant: str
+    task: str
+    size: int
+    phase: Phase
+    on: tuple[float, ...]
+    off: tuple[float, ...]
+
+
 _Key = tuple[str, str, int]
 
 
@@ -75,16 +95,19 @@ _Key = tuple[str, str, int]
 class _Workload:
     on: deque[float]
     off: deque[float]
-    drafted: list[int]
+    reached: list[int]
     right: list[int]
     phase: Phase = Phase.TRIAL
+    learnt: bool = False
     retry_at: float = 0.0
     retry_s: float = 0.0
 
     def chances(self) -> list[float | None]:
-        """How often the guess at each position was right, where all before it were."""
-        reached = [self.drafted[0], *(min(d, r) for d, r in zip(self.drafted[1:], self.right, strict=False))]
-        return [r / n if n else None for r, n in zip(self.right, reached, strict=True)]
+        """How often the guess at each position was right, where all before it were; None: hardly measured."""
+        return [
+            right / reached if reached >= _MIN_REACHED else None
+            for right, reached in zip(self.right, self.reached, strict=True)
+        ]
 
 
 @dataclass(slots=True)
@@ -154,7 +177,8 @@ class Controller:
     def _num_guesses(self, workload: _Workload, num_streams: int) -> int:
         if workload.phase is Phase.OFF:
             return 0
-        if workload.phase is Phase.TRIAL:
+        if not workload.learnt:
+            # Whatever was measured before: steps may have been slow for other reasons then.
             return self._num_tokens
         return self.cost.best_num_guesses(num_streams, workload.chances())
 
@@ -178,11 +202,11 @@ class Controller:
                 self._learn(self._workload(seen.key, now), step)
 
     def _learn(self, workload: _Workload, step: Progress) -> None:
-        for i in range(step.num_drafted):
-            workload.drafted[i] += 1
+        for i in range(min(step.num_drafted, step.num_right + 1)):
+            workload.reached[i] += 1
             workload.right[i] += i < step.num_right
-        if workload.drafted[0] >= _MEMORY:
-            workload.drafted = [n // 2 for n in workload.drafted]
+        if workload.reached[0] >= _MEMORY:
+            workload.reached = [n // 2 for n in workload.reached]
             workload.right = [n // 2 for n in workload.right]
 
     def _end(self, block: _Block, now: float) -> None:
@@ -195,12 +219,16 @@ class Controller:
                 arm.append((seen.ended - seen.began) / seen.num_tokens)
                 met[seen.key] = workload
         for workload in met.values():
+            if not workload.learnt and workload.reached[0] >= self.rules.num_learnt:
+                # What follows is as it would be when on.
+                workload.learnt = True
+                workload.on.clear()
             self._judge(workload, now)
 
     def _judge(self, workload: _Workload, now: float) -> None:
         if min(len(workload.on), len(workload.off)) < self.rules.min_samples:
             return
-        ratio = max(_percentile(workload.on, p) / _percentile(workload.off, p) for p in (0.5, 0.95))
+        ratio = max(percentile(workload.on, p) / percentile(workload.off, p) for p in (0.5, 0.95))
         if workload.phase is Phase.TRIAL and ratio <= 1 - self.rules.margin:
             workload.phase, workload.retry_s = Phase.ON, 0.0
         elif workload.phase is Phase.TRIAL or ratio >= 1:
@@ -231,6 +259,10 @@ class Controller:
         """For reports, by any thread."""
         return sum(workload.phase is phase for workload in list(self._workloads.values()))
 
+    def judged(self) -> list[Judged]:
+        """For measurements, while no step runs."""
+        return [Judged(*key, w.phase, tuple(w.on), tuple(w.off)) for key, w in self._workloads.items()]
+
 
 class Always:
     """Guesses whatever comes of it; for tests and measurements."""
@@ -249,8 +281,11 @@ class Always:
         del phase
         return 0
 
+    def judged(self) -> list[Judged]:
+        return []
 
-def _percentile(values: Sequence[float], share: float) -> float:
+
+def percentile(values: Sequence[float], share: float) -> float:
     """The smallest value that at least this share of all does not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * share) - 1)]

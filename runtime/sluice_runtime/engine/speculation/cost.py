@@ -15,19 +15,21 @@ class StepCost:
     """Seconds of steps by rows, half powers of two together; between two known ones a straight line."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[float, float]] = {}
+        self._known: dict[int, tuple[float, float, int]] = {}
 
     def saw(self, num_rows: int, seconds: float) -> None:
         """A step without prompts took `seconds`."""
         at = round(2 * math.log2(num_rows))
-        rows, mean = self._known.get(at, (float(num_rows), seconds))
-        # The mean of rows moves along, so that a bucket's two figures belong together.
-        self._known[at] = (rows + _SMOOTHING * (num_rows - rows), mean + _SMOOTHING * (seconds - mean))
+        rows, mean, num = self._known.get(at, (0.0, 0.0, 0))
+        # The first ones count alike, so that one slow step at the beginning is soon forgotten. The mean of
+        # rows moves along, so that a bucket's two figures belong together.
+        share = max(_SMOOTHING, 1 / (num + 1))
+        self._known[at] = (rows + share * (num_rows - rows), mean + share * (seconds - mean), num + 1)
 
     def seconds(self, num_rows: int) -> float | None:
         """None while nothing is known. Beyond what is known: the nearest below, that is no dearer; so more
         rows are tried until they have been measured."""
-        points = sorted(self._known.values())
+        points = sorted((rows, mean) for rows, mean, _ in self._known.values())
         if not points:
             return None
         below = [p for p in points if p[0] <= num_rows]

@@ -11,7 +11,14 @@ from collections.abc import Iterable, Mapping
 
 from sluice_runtime.engine.plan import RequestState, SchedulerOutput, TokenEvent
 from sluice_runtime.engine.sampler import SamplerState
-from sluice_runtime.engine.speculation.controller import Always, Controller, Phase, Progress, Stream
+from sluice_runtime.engine.speculation.controller import (
+    Always,
+    Controller,
+    Judged,
+    Phase,
+    Progress,
+    Stream,
+)
 from sluice_runtime.engine.speculation.proposer import Proposer, Wanted
 from sluice_runtime.engine.types import SpeculationLoad
 
@@ -87,6 +94,10 @@ class Speculator:
             controller.num_workloads(Phase.ON),
             controller.num_workloads(Phase.OFF),
         )
+
+    def judged(self) -> list[Judged]:
+        """What the controller holds, for measurements; call it while no step runs."""
+        return self._controller.judged()
 
     @property
     def num_held(self) -> int:

@@ -27,11 +27,12 @@ def _mapped(model: Any) -> int:
     return sum(size for at, size in weights.items() if any(a <= at < b for a, b in files))
 
 
-def main(directory: str, settings: str) -> None:
+def main(directory: str, settings: str, draft_directory: str = "") -> None:
     from sluice_runtime import launch, models  # noqa: F401 - the server is part of what a pod holds
     from sluice_runtime.engine.engine import Engine
     from sluice_runtime.engine.plan import ScheduledChunk
-    from sluice_runtime.engine.types import EngineConfig, KvCacheDtype
+    from sluice_runtime.engine.speculation.draft import Draft
+    from sluice_runtime.engine.types import EngineConfig, KvCacheDtype, Speculation, SpeculationMethod
 
     e = json.loads(settings)
     source = models.ModelSource(
@@ -40,6 +41,10 @@ def main(directory: str, settings: str) -> None:
         quantization=None if e["quantization"] == "None" else e["quantization"],
     )
     loaded = models.load(source)
+    draft = speculation = None
+    if draft_directory:
+        draft = models.load(models.ModelSource(path=Path(draft_directory), dtype=e["dtype"]))
+        speculation = Speculation(SpeculationMethod.DRAFT, e["numGuesses"])
     config = EngineConfig(
         max_num_seqs=e["maxNumSeqs"],
         max_batch_tokens=e["maxBatchTokens"],
@@ -48,21 +53,34 @@ def main(directory: str, settings: str) -> None:
         max_model_len=e["maxModelLen"],
         num_threads=1,
         kv_cache_dtype=KvCacheDtype(e["kvCacheDtype"]),
+        speculation=speculation,
     )
-    engine = Engine(loaded, config)
+    engine = Engine(loaded, config, draft=draft)
     engine._warm_up()
     width = engine._num_blocks // config.max_num_seqs
     length = min(width * config.block_size, engine.max_model_len)
     tables = [list(range(i * width, (i + 1) * width)) for i in range(config.max_num_seqs)]
-    for i, table in enumerate(tables):
-        for start in range(0, length - 1, config.max_batch_tokens):
-            tokens = [1] * min(config.max_batch_tokens, length - 1 - start)
-            engine._runner.execute([ScheduledChunk(str(i), tokens, start, table, True)])
-    for _ in range(3):
-        engine._runner.execute(
-            [ScheduledChunk(str(i), [1], length - 1, table, True) for i, table in enumerate(tables)]
-        )
-    told = {"bytes": _anonymous() + _mapped(loaded.model), "blocks": engine._num_blocks}
+    runners = [engine._runner]
+    if engine._speculator is not None:
+        proposer = engine._speculator._proposer
+        assert isinstance(proposer, Draft)
+        runners.insert(0, proposer._runner)
+    for runner in runners:
+        # What guesses reads token by token; what checks has all of a step's guesses at once.
+        rows = 1 if runner is not engine._runner else 1 + e["numGuesses"]
+        for i, table in enumerate(tables):
+            for start in range(0, length - rows, config.max_batch_tokens):
+                tokens = [1] * min(config.max_batch_tokens, length - rows - start)
+                runner.execute([ScheduledChunk(str(i), tokens, start, table, True)])
+        for _ in range(3):
+            runner.execute(
+                [
+                    ScheduledChunk(str(i), [1] * rows, length - rows, table, True, rows - 1)
+                    for i, table in enumerate(tables)
+                ]
+            )
+    mapped = sum(_mapped(each.model) for each in (loaded, draft) if each is not None)
+    told = {"bytes": _anonymous() + mapped, "blocks": engine._num_blocks}
     print(json.dumps({**told, "weights": loaded.weight_bytes}))
 
 

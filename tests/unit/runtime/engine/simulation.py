@@ -1,6 +1,7 @@
 """An engine without a model: the real scheduler under a virtual clock. For figures that need no wall time.
 
-A step takes `base_s`, and `token_s` for each of its tokens: the order of SmolLM2 in bfloat16 on two cores.
+A step takes `base_s`, and `token_s` for each of its tokens (`stream_s` for those of streams, if given): the
+order of SmolLM2 in bfloat16 on two cores.
 Arrivals and lengths come from a seed.
 """
 
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sluice_runtime.engine.blocks import BlockManager
+from sluice_runtime.engine.rate import Pace
 from sluice_runtime.engine.scheduler import Scheduler
 from sluice_runtime.engine.types import EngineRequest, QueueFull, SamplingParams
 
@@ -88,11 +90,14 @@ def simulate(
     max_waiting: int = 100_000,
     base_s: float = 0.010,
     token_s: float = 0.0004,
+    stream_s: float | None = None,
     stretch: float | None = 1.8,
+    measured: bool = False,
     check_every: int = 50,
     **options: Any,
 ) -> Outcome:
-    """Run until all is done, or `until`. Without `fair` all are one tenant: first come, first served."""
+    """Run until all is done, or `until`. Without `fair` all are one tenant: first come, first served. By
+    `stretch` a step is lengthened by prompts; `measured` leaves that to the engine's own `Pace`."""
     scheduler = Scheduler(
         BlockManager(num_blocks, block_size),
         max_num_seqs=max_num_seqs,
@@ -101,7 +106,8 @@ def simulate(
         max_waiting=max_waiting,
         **options,
     )
-    outcome, now = Outcome(), 0.0
+    outcome, now, pace = Outcome(), 0.0, Pace(max_batch_tokens)
+    stream_s = token_s if stream_s is None else stream_s
     todo = [(a.at, i, a) for i, a in enumerate(arrivals)]
     heapq.heapify(todo)
     live: dict[str, tuple[Arrival, float]] = {}
@@ -118,12 +124,16 @@ def simulate(
             now = todo[0][0]
             continue
         num_streams = sum(s.num_lacking == 1 for s in scheduler.running())
-        limit = max(16, int((stretch - 1) * (base_s / token_s + num_streams))) if stretch else None
-        plan = scheduler.schedule(now, limit)
+        alone_s = base_s + stream_s * num_streams
+        limit = max(16, int((stretch - 1) * alone_s / token_s)) if stretch else None
+        plan = scheduler.schedule(now, pace.max_prompt_tokens() if measured else limit)
         for request_id in plan.admitted:
             arrival, at = live[request_id]
             outcome.waits.setdefault(arrival.tenant, []).append(now - at)
-        now += base_s + token_s * plan.num_tokens
+        num_prompt = plan.num_tokens - plan.num_streams
+        step_s = base_s + stream_s * plan.num_streams + token_s * num_prompt
+        pace.saw(plan.num_streams, num_prompt, step_s)
+        now += step_s
         for chunk in plan.chunks:
             outcome.tokens.append((now, live[chunk.request_id][0].tenant, len(chunk.token_ids)))
         events = scheduler.update_from_output(plan, {c.request_id: [7] for c in plan.chunks if c.samples})

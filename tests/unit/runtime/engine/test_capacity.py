@@ -13,6 +13,7 @@ import pytest
 
 from sluice_runtime.capacity import (
     Limits,
+    Sizes,
     activation_bytes,
     kv_budget,
     max_kv_bytes,
@@ -29,14 +30,20 @@ CASES = json.loads((Path(__file__).parents[4] / "docs/contracts/budget.json").re
 MI = 2**20
 
 
-def _of(case: dict[str, Any]) -> tuple[Any, Limits]:
-    config, engine = case["config"], case["engine"]
+def _sizes(config: dict[str, Any], engine: dict[str, Any]) -> Sizes:
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     num_ranks = engine.get("tensorParallel", 1)
     layers = [(config["num_key_value_heads"] // num_ranks, head_dim, head_dim)] * config["num_hidden_layers"]
     dtype_bytes = {"bfloat16": 2, "float32": 4}[engine["dtype"]]
     sizes = sizes_of(SimpleNamespace(**config), layers, config["vocab_size"], dtype_bytes, num_ranks)
-    sizes = replace(sizes, quantized_kv=engine.get("kvCacheDtype", "Auto") != "Auto")
+    return replace(sizes, quantized_kv=engine.get("kvCacheDtype", "Auto") != "Auto")
+
+
+def _of(case: dict[str, Any]) -> tuple[Any, Limits]:
+    engine = case["engine"]
+    sizes = _sizes(case["config"], engine)
+    if "draft" in case:
+        sizes = replace(sizes, draft=_sizes(case["draft"], engine))
     return sizes, Limits(
         engine["maxModelLen"],
         engine["maxNumSeqs"],

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from sluice_operator.plan.budget import Engine, budget
+from sluice_operator.plan.budget import Draft, Engine, budget
 from unit.runtime.engine.conftest import Oracle
 
 pytestmark = pytest.mark.model
@@ -26,7 +28,10 @@ def _compare(
     kv_mib: int,
     length: int,
     kv_cache_dtype: str = "Auto",
+    draft: tuple[Path, int] | None = None,
 ) -> None:
+    """`draft`: where it lies, and how many tokens it guesses."""
+    num_guesses = 0 if draft is None else draft[1]
     settings: dict[str, Any] = {
         "dtype": dtype,
         "quantization": quantization,
@@ -36,10 +41,11 @@ def _compare(
         "blockSize": 16,
         "kvCacheBytes": kv_mib * 2**20,
         "kvCacheDtype": kv_cache_dtype,
+        "numGuesses": num_guesses,
     }
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     run = subprocess.run(
-        [sys.executable, str(_PROGRAM), str(directory), json.dumps(settings)],
+        [sys.executable, str(_PROGRAM), str(directory), json.dumps(settings), *map(str, (draft or ())[:1])],
         capture_output=True,
         text=True,
         env=environment,
@@ -48,15 +54,34 @@ def _compare(
     assert run.returncode == 0, run.stderr[-2000:]
     measured = json.loads(run.stdout.splitlines()[-1])
     kv_bytes = settings["kvCacheBytes"]
-    engine = Engine(dtype, quantization, length, num_seqs, 256, 16, kv_bytes, kv_cache_dtype=kv_cache_dtype)
-    config = json.loads((directory / "config.json").read_text())
-    found = budget(config, engine, memory_bytes=None)
+    engine = Engine(
+        dtype,
+        quantization,
+        length,
+        num_seqs,
+        256,
+        16,
+        kv_bytes,
+        kv_cache_dtype=kv_cache_dtype,
+        num_guesses=num_guesses,
+    )
+    found = budget(
+        _config(directory),
+        engine,
+        memory_bytes=None,
+        draft=None if draft is None else Draft(_config(draft[0])),
+    )
     off = found.total / measured["bytes"] - 1
     print(
         f"{dtype} {quantization}: {found.total >> 20} MiB told, {measured['bytes'] >> 20} found, {off:+.1%}"
     )
     assert measured["blocks"] == found.num_blocks
     assert abs(off) <= 0.05
+
+
+def _config(directory: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((directory / "config.json").read_text())
+    return config
 
 
 @pytest.mark.parametrize(
@@ -83,3 +108,22 @@ def test_a_tiny_model(tmp_path: Path, llama: Oracle, hf_tokenizer: Any, dtype: s
     llama.reference.save_pretrained(tmp_path)
     hf_tokenizer.save_pretrained(tmp_path)
     _compare(tmp_path, dtype, "None", 8, kv_mib, 256)
+
+
+@pytest.fixture
+def small_draft(tmp_path: Path, smollm2: Path) -> Path:
+    """A fifth of SmolLM2's layers, of half its width, with its vocabulary and random weights."""
+    config = AutoConfig.from_pretrained(smollm2)
+    config.update({"num_hidden_layers": 6, "hidden_size": 288, "intermediate_size": 768})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.generation_config = GenerationConfig.from_pretrained(smollm2)
+    model.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(smollm2).save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("quantization", "kv_mib"), [("None", 192), ("Int8", 128)])
+def test_the_real_model_with_a_small_draft(
+    smollm2: Path, small_draft: Path, quantization: str, kv_mib: int
+) -> None:
+    _compare(smollm2, "bfloat16", quantization, 8, kv_mib, 2048, draft=(small_draft, 4))

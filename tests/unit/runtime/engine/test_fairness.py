@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -175,6 +176,27 @@ def test_ten_times_the_load_does_not_raise_anothers_ttft_by_half(rate: float) ->
     alone = simulate(quiet)
     loud = simulate([*quiet, *poisson(10 * rate, 90.0, "a", 6, CHAT)], until=90.0)
     assert loud.p(95, "b") <= 1.5 * alone.p(95, "b")
+
+
+def test_a_flood_costs_a_light_tenants_first_token_little_more_than_an_equal_does() -> None:
+    """The benchmark's load at what SmolLM2 takes on two cores: one request a second, beside as many and ten
+    times as many. What is left of the difference is that a full step takes longer."""
+    own, gaps = {1: list[float](), 10: list[float]()}, list[float]()
+    cost: dict[str, Any] = {"base_s": 0.0115, "token_s": 0.0009, "stream_s": 0.0022, "measured": True}
+    for seed in range(6):
+        for rate, ttft in own.items():
+            rng = random.Random(seed)
+            load = [
+                Arrival((i + rng.random()) / per_s, tenant, 64, 32)
+                for tenant, per_s in (("quiet", 1), ("loud", rate))
+                for i in range(60 * per_s)
+            ]
+            outcome = simulate(load, until=60.0, **cost)
+            ttft += outcome.ttft["quiet"]
+        gaps += outcome.gaps["loud"]
+    beside_equal, beside_flood = (sorted(ttft)[int(len(ttft) * 0.95)] for ttft in own.values())
+    assert beside_flood <= 1.4 * beside_equal
+    assert sorted(gaps)[int(len(gaps) * 0.99)] <= 2 * sorted(gaps)[len(gaps) // 2]
 
 
 @pytest.mark.parametrize(("num_blocks", "lengths"), [(4096, CHAT), (220, CHAT), (4096, LONG_PROMPTS)])

@@ -76,12 +76,24 @@ def _packed_asymmetric(levels: Tensor, zero: Tensor, scale: Tensor, bits: int) -
     }
 
 
+def _packed_plain_zeros(levels: Tensor, zero: Tensor, scale: Tensor, bits: int) -> Tensors:
+    return {**_packed(levels, zero, scale, bits), "weight_zero_point": (zero - 8).to(torch.int8)}
+
+
 def _int(levels: Tensor, zero: Tensor, scale: Tensor, bits: int) -> Tensors:
     return {"weight": (levels - zero).to(torch.int8), "weight_scale": scale}
 
 
-def _group_of(bits: int, group: int | None, symmetric: bool = True, **more: Any) -> dict[str, Any]:
-    weights = {"num_bits": bits, "type": "int", "symmetric": symmetric, "dynamic": False, "actorder": None}
+def _group_of(
+    bits: int, group: int | None, symmetric: bool = True, actorder: str | None = None, **more: Any
+) -> dict[str, Any]:
+    weights = {
+        "num_bits": bits,
+        "type": "int",
+        "symmetric": symmetric,
+        "dynamic": False,
+        "actorder": actorder,
+    }
     strategy = {"strategy": "channel"} if group is None else {"strategy": "group", "group_size": group}
     found = {"targets": ["Linear"], "weights": weights | strategy, "input_activations": None}
     return {"config_groups": {"group_0": found | more}, "ignore": ["lm_head"]}
@@ -96,13 +108,21 @@ _GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": True, "d
 # Name: config, packer, bits, inputs that share a scale (None: all), symmetric, what computes.
 FORMS: dict[str, tuple[dict[str, Any], Callable[..., Tensors], int, int | None, bool, str]] = {
     "awq": (_AWQ, _awq, 4, GROUP, False, "Int4"),
+    "awq-symmetric": (_AWQ | {"zero_point": False}, _awq, 4, GROUP, True, "Int4"),
     "gptq": (_GPTQ, _gptq, 4, GROUP, True, "Int4"),
     "gptq-asymmetric": (_GPTQ | {"sym": False}, _gptq, 4, GROUP, False, "Int4"),
     "gptq-v2": (_GPTQ | {"checkpoint_format": "gptq_v2", "sym": False}, _gptq_v2, 4, GROUP, False, "Int4"),
+    "gptq-ordered": (_GPTQ | {"desc_act": True}, _gptq, 4, GROUP, True, "Int4"),
+    "gptq-8-ordered": (_GPTQ | {"bits": 8, "desc_act": True}, _gptq, 8, GROUP, True, "Int8"),
+    "gptq-ordered-one-group": (_GPTQ | {"desc_act": True, "group_size": -1}, _gptq, 4, None, True, "Int4"),
     "gptq-8": (_GPTQ | {"bits": 8, "group_size": -1}, _gptq, 8, None, True, "Int8"),
     "gptq-8-grouped": (_GPTQ | {"bits": 8}, _gptq, 8, GROUP, True, "Int8"),
     "packed": (_PACK | _group_of(4, GROUP), _packed, 4, GROUP, True, "Int4"),
     "packed-asymmetric": (_PACK | _group_of(4, GROUP, False), _packed_asymmetric, 4, GROUP, False, "Int4"),
+    "packed-asymmetric-plain-zeros": (
+        *(_PACK | _group_of(4, GROUP, False), _packed_plain_zeros, 4, GROUP, False, "Int4"),
+    ),
+    "packed-ordered": (_PACK | _group_of(4, GROUP, actorder="group"), _packed, 4, GROUP, True, "Int4"),
     "packed-channel": (_PACK | _group_of(4, None), _packed, 4, None, True, "Int4"),
     "packed-8": (_PACK | _group_of(8, None), _packed, 8, None, True, "Int8"),
     "int": (_INT | _group_of(8, None), _int, 8, None, True, "Int8"),
@@ -127,14 +147,29 @@ def _draw(
     return levels.view(rows, inputs).long(), zero, scale, meant
 
 
+def _order_of_inputs(config: dict[str, Any], name: str, inputs: int) -> Tensor:
+    """Which inputs are in the first group, the second …; the same for layers whose names are equally long, as
+    are those of queries, keys and values, but not those of gate and up."""
+    packing = packing_of({"quantization_config": config})
+    if packing is None or not packing.ordered:
+        return torch.arange(inputs)
+    return torch.randperm(inputs, generator=torch.Generator().manual_seed(len(name)))
+
+
 def _write(out: Path, plain: Path, form: str) -> Tensors:
     """The checkpoint in `plain` in a packed form; its weights as they are then meant, by name."""
     config, pack, bits, group, symmetric, _ = FORMS[form]
     tensors, meant = load_file(plain / "model.safetensors"), {}
     for name in [n for n in tensors if "_proj.weight" in n]:
-        levels, zero, scale, meant[name] = _draw(tensors.pop(name), bits, group, symmetric)
-        at = name.removesuffix("weight")
-        tensors |= {at + key: value.contiguous() for key, value in pack(levels, zero, scale, bits).items()}
+        weight, at = tensors.pop(name), name.removesuffix("weight")
+        order = _order_of_inputs(config, name, weight.shape[1])
+        back = order.argsort()
+        levels, zero, scale, ordered = _draw(weight[:, order], bits, group, symmetric)
+        meant[name] = ordered[:, back]
+        packed = pack(levels[:, back], zero, scale, bits)
+        if not torch.equal(order, back):
+            packed["g_idx" if pack is _gptq else "weight_g_idx"] = (back // (group or len(back))).int()
+        tensors |= {at + key: value.contiguous() for key, value in packed.items()}
     for file in plain.iterdir():
         if file.suffix != ".safetensors":
             (out / file.name).write_bytes(file.read_bytes())
@@ -209,6 +244,11 @@ def _ordered_by_activation(tensors: Tensors) -> None:
         tensors[key] = tensors[key].flip(0).contiguous()
 
 
+def _uneven_groups(tensors: Tensors) -> None:
+    for key in [k for k in tensors if k.endswith("g_idx")]:
+        tensors[key] = torch.zeros_like(tensors[key])
+
+
 def _open_zero(tensors: Tensors) -> None:
     for key in [k for k in tensors if k.endswith("qzeros")]:
         tensors[key] = torch.full_like(tensors[key], -1)
@@ -239,6 +279,9 @@ def _short(tensors: Tensors) -> None:
         ("awq", _short, CheckpointCorrupt, "down_proj"),
         ("gptq", _ordered_by_activation, CheckpointCorrupt, "g_idx"),
         ("gptq-asymmetric", _open_zero, CheckpointCorrupt, "save as gptq_v2"),
+        ("gptq-ordered", _without("g_idx"), CheckpointCorrupt, "is packed, but has no g_idx"),
+        ("gptq-ordered", _uneven_groups, CheckpointCorrupt, "g_idx does not make 32 inputs groups of 16"),
+        ("packed-ordered", _without("weight_g_idx"), CheckpointCorrupt, "has no weight_g_idx"),
         ("packed", _without("weight_shape"), CheckpointCorrupt, "weight_shape"),
     ],
 )
@@ -276,16 +319,19 @@ def _weights(bits: int, **change: Any) -> dict[str, Any]:
         ({"quant_method": "bitsandbytes"}, "quant_method"),
         ({}, "quant_method"),
         (_AWQ | {"bits": 8}, "bits"),
-        (_AWQ | {"zero_point": False}, "zero_point"),
         (_AWQ | {"version": "gemv"}, "version"),
+        (_AWQ | {"checkpoint_format": "gemv_fast"}, "checkpoint_format"),
+        (_AWQ | {"backend": "llm-awq"}, "backend"),
         (_AWQ | {"group_size": "x"}, "group_size"),
         (_GPTQ | {"bits": 3}, "bits"),
-        (_GPTQ | {"desc_act": True}, "desc_act"),
+        (_GPTQ | {"is_marlin_format": True}, "is_marlin_format"),
+        (_GPTQ | {"pack_dtype": "int64"}, "pack_dtype"),
+        (_GPTQ | {"format": "gptq_p"}, "checkpoint_format"),
         (_GPTQ | {"bits": 8, "sym": False}, "sym"),
         (_GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format"),
         (_PACK | _weights(4, num_bits=2), "config_groups.group_0.weights.num_bits"),
         (_PACK | _weights(4, type="float"), "config_groups.group_0.weights.type"),
-        (_PACK | _weights(4, actorder="group"), "config_groups.group_0.weights.actorder"),
+        (_PACK | _weights(4, actorder="column"), "config_groups.group_0.weights.actorder"),
         (_PACK | _weights(4, strategy="block"), "config_groups.group_0.weights.strategy"),
         (_PACK | _weights(8, symmetric=False), "config_groups.group_0.weights.symmetric"),
         (_PACK | _group_of(4, GROUP, input_activations=_TOKENS), "config_groups.group_0.input_activations"),
@@ -295,6 +341,10 @@ def _weights(bits: int, **change: Any) -> dict[str, Any]:
         ),
         (_INT | _group_of(8, None, output_activations=_TOKENS), "output_activations"),
         (_PACK | _group_of(4, GROUP) | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
+        (
+            _PACK | _group_of(4, GROUP) | {"sparsity_config": {"format": "sparse-24-bitmask"}},
+            "sparsity_config",
+        ),
         (_PACK | {"config_groups": {}}, "config_groups"),
         (_PACK | _group_of(4, GROUP) | {"format": "float-quantized"}, "format"),
     ],
@@ -302,6 +352,18 @@ def _weights(bits: int, **change: Any) -> dict[str, Any]:
 def test_what_is_not_understood_is_refused_by_its_field(told: dict[str, Any], field: str) -> None:
     with pytest.raises(UnsupportedModel, match=rf"quantization_config\.{field}|{field} of config\.json"):
         packing_of({"quantization_config": told})
+
+
+def test_a_config_under_its_older_name_is_no_less_read(plain: Path, tmp_path: Path) -> None:
+    _write(tmp_path, plain, "packed")
+    want = _load(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["compression_config"] = config.pop("quantization_config")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    got, ids = _load(tmp_path), torch.arange(9)[None]
+    assert got.packing == want.packing
+    with torch.inference_mode():
+        assert torch.equal(got.model(ids).logits, want.model(ids).logits)
 
 
 def test_plain_weights_have_no_packing() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from sluice_runtime.engine import parallel
 from sluice_runtime.models import Checkpoint, ModelSource, UnsupportedModel, sharding
@@ -30,7 +31,12 @@ WHOLE = Checkpoint(Path("model"), None, (), 0)
         ({"num_attention_heads": 8, "num_key_value_heads": 2}, 4, "num_key_value_heads 2: set it to 1 or 2"),
         ({"intermediate_size": 1537}, 3, "intermediate_size 1537: set it to 1"),
         ({"moe_intermediate_size": 100}, 3, "moe_intermediate_size 100: set it to 1"),
-        ({"num_attention_heads": None}, 3, "no num_attention_heads"),
+        ({"shared_expert_intermediate_size": 50}, 3, "shared_expert_intermediate_size 50: set it to 1"),
+        (
+            {"num_attention_heads": None},
+            3,
+            "no num_attention_heads: tensorParallel 3 can't be checked, so set",
+        ),
     ],
 )
 def test_what_does_not_divide(changes: dict[str, Any], num_ranks: int, says: str) -> None:
@@ -61,8 +67,11 @@ def test_forms_of_weights() -> None:
     ("plan", "says"),
     [
         ({"layers.*.self_attn.k_proj": "colwise"}, None),
-        (None, "has no tensor-parallel plan"),
-        ({"layers.*.self_attn.qkv_proj": "colwise_gather_output"}, "whole on each rank"),
+        (None, "some: transformers has no tensor-parallel plan for it: set tensorParallel to 1"),
+        (
+            {"layers.*.self_attn.qkv_proj": "colwise_gather_output"},
+            "whole on each rank, which saves no KV: set tensorParallel to 1",
+        ),
     ],
 )
 def test_plans(plan: dict[str, str] | None, says: str | None) -> None:
@@ -76,6 +85,27 @@ def test_plans(plan: dict[str, str] | None, says: str | None) -> None:
 
 
 @pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (transformers.LlamaConfig, None),
+        (transformers.MixtralConfig, None),
+        (transformers.Qwen3MoeConfig, None),
+        (transformers.Gemma3Config, None),
+        (transformers.StableLmConfig, "stablelm: transformers has no tensor-parallel plan"),
+        (transformers.Phi3Config, "phi3: .* whole on each rank"),
+        (transformers.DeepseekV3Config, "deepseek_v3: .* whole on each rank"),
+    ],
+)
+def test_plans_of_transformers(config: Any, says: str | None) -> None:
+    """Of the installed version: a plan that changes its words would else be found out by wrong answers."""
+    if says is None:
+        sharding.check_plan(config())
+        return
+    with pytest.raises(UnsupportedModel, match=says):
+        sharding.check_plan(config())
+
+
+@pytest.mark.parametrize(
     ("device", "num_devices", "gives"),
     [
         ("auto", 0, "cpu"),
@@ -84,8 +114,8 @@ def test_plans(plan: dict[str, str] | None, says: str | None) -> None:
         ("cuda", 4, "cuda"),
         ("cuda", 1, "needs as many CUDA devices, and 1 are visible"),
         ("cuda", 0, "needs as many CUDA devices, and 0 are visible"),
-        ("cuda:1", 2, "--device cuda:1"),
-        ("cpu", 2, "--device cpu"),
+        ("cuda:1", 2, "--device cuda:1: .* leave it at auto"),
+        ("cpu", 2, "--device cpu .* set CUDA_VISIBLE_DEVICES to nothing"),
     ],
 )
 def test_devices(device: str, num_devices: int, gives: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,11 +16,16 @@ RULES = Rules(min_samples=8, max_samples=32)
 
 @dataclass(frozen=True)
 class Machine:
-    """A step of n rows takes `base_s + row_s · n`, give or take `noise`."""
+    """A step of n rows takes `base_s + row_s · n`, give or take `noise`; the first `num_free` are free."""
 
     base_s: float = 0.010
     row_s: float = 0.0005
     noise: float = 0.1
+    num_free: int = 0
+
+    def seconds(self, rows: int, chance: float) -> float:
+        dear = self.row_s * max(0, rows - self.num_free)
+        return (self.base_s + dear) * (1 + self.noise * chance)
 
 
 class World:
@@ -55,8 +60,7 @@ class World:
             self.num_drafted[stream.task] += num
             self.num_tokens[stream.task] += 1 + num_right
         rows = sum(1 + p.num_drafted for p in progress.values())
-        noise = 1 + self.machine.noise * self.rng.random()
-        self.now += (self.machine.base_s + self.machine.row_s * rows) * noise
+        self.now += self.machine.seconds(rows, self.rng.random())
         self.controller.saw(self.now, self.now - began, progress, prompts=False)
         return counts
 
@@ -65,6 +69,13 @@ class World:
         before = self.num_drafted[task], self.num_tokens[task]
         self.run(seconds)
         return (self.num_drafted[task] - before[0]) / (self.num_tokens[task] - before[1])
+
+    def decided(self, task: str) -> set[Phase]:
+        """What the first trial finds."""
+        self.step()
+        while Phase.TRIAL in self.phases(task):
+            self.step()
+        return self.phases(task)
 
     def phases(self, task: str) -> set[Phase]:
         found = self.controller._workloads.items()
@@ -83,6 +94,21 @@ def test_it_goes_off_where_it_is_slower_and_then_costs_nothing() -> None:
     world.run(20)
     assert world.phases("prose") == {Phase.OFF}
     assert world.share_drafted("prose", 5) == 0
+
+
+def test_a_trial_that_loses_learns_so_and_is_cheap() -> None:
+    world = World({"prose": 0.02}, machine=Machine(row_s=0.01))
+    assert world.decided("prose") == {Phase.OFF}
+    # Two blocks of sixteen steps with four guesses each, and hardly any after them.
+    assert world.num_drafted["prose"] < 3 * 16 * NUM_TOKENS
+
+
+def test_a_trial_guesses_as_far_as_pays() -> None:
+    """Four guesses for each of four streams are too many for this machine, and one is worth it."""
+    world = World({"code": 0.9}, num_streams=4, machine=Machine(row_s=0.003, num_free=8))
+    world.run(60)
+    assert world.phases("code") == {Phase.ON}
+    assert 0.4 < world.share_drafted("code", 20) < 0.6
 
 
 def test_trials_of_what_never_pays_become_rare() -> None:
@@ -120,10 +146,8 @@ def test_not_with_a_large_batch() -> None:
     """One stream: rows are nearly free. Sixty-four: each costs what it brings."""
     machine = Machine(base_s=0.010, row_s=0.002)
     small, large = World({"code": 0.6}, 1, machine), World({"code": 0.6}, 64, machine)
-    small.run(60)
-    large.run(60)
-    assert small.phases("code") == {Phase.ON}
-    assert large.phases("code") == {Phase.OFF}
+    assert small.decided("code") == {Phase.ON}
+    assert large.decided("code") == {Phase.OFF}
 
 
 def test_a_faster_median_with_a_slower_tail_is_not_enough() -> None:
@@ -171,6 +195,13 @@ def test_as_many_guesses_as_rows_are_worth(num_streams: int, chance: float, expe
         # Flat up to 32 rows, then in proportion.
         cost.saw(rows, 0.01 * (1 + 0.02 * rows) if rows <= 32 else 0.01 * rows / 10)
     assert cost.best_num_guesses(num_streams, [chance] * 4) == expected
+
+
+def test_one_slow_step_is_forgotten() -> None:
+    cost = StepCost()
+    for seconds in (1.0, *[0.01] * 31):
+        cost.saw(5, seconds)
+    assert (cost.seconds(5) or 1) < 0.03
 
 
 def test_what_is_not_measured_is_tried() -> None:

@@ -105,6 +105,8 @@ def _requests(request_of: Request, engine: Engine) -> list[EngineRequest]:
 def _flat(chunks: list[OutputChunk]) -> dict[str, Any]:
     last = chunks[-1]
     assert last.timing is not None
+    assert last.timing.num_accepted_tokens <= last.timing.num_guessed_tokens
+    assert last.timing.num_accepted_tokens < last.timing.num_output_tokens
     logprobs = [p for c in chunks for p in (c.logprobs or ())]
     return {
         "text": "".join(c.text for c in chunks),
@@ -115,6 +117,7 @@ def _flat(chunks: list[OutputChunk]) -> dict[str, Any]:
         "logprobs": [p.chosen.logprob for p in logprobs],
         "top": [[t.token_id for t in p.top] for p in logprobs],
         "told": {c.logprobs is None for c in chunks},
+        "guessed": (last.timing.num_guessed_tokens, last.timing.num_accepted_tokens),
     }
 
 
@@ -160,14 +163,21 @@ async def test_answers_are_those_without_guesses(
         torture.num_prompt = {r.request_id: len(r.prompt_ids) for r in requests}
         assert engine._speculator is not None
         engine._speculator._proposer = torture
+    guessed, accepted = 0, 0
     for request_id, got in (await _answers(engine, requests)).items():
         want = expected[request_id]
+        assert want.pop("guessed") == (0, 0)
+        of_this = got.pop("guessed")
+        guessed, accepted = guessed + of_this[0], accepted + of_this[1]
         assert got.pop("logprobs") == pytest.approx(want.pop("logprobs"), abs=1e-4)
         assert got == want
     load = engine.load().speculation
     assert load is not None
     assert load.num_stream_tokens > load.num_stream_forwards
     assert sum(load.right) <= sum(load.drafted)
+    # What a stop string cuts off was guessed right too.
+    assert guessed == sum(load.drafted)
+    assert 0 < accepted <= sum(load.right)
     if kind == "same" and num_tokens == 1:
         assert (load.acceptance_rate or 0) > 0.5
 
@@ -180,6 +190,9 @@ async def test_one_step_is_one_chunk(make_engine: Make, request_of: Request, lla
     # The first token, then three times a whole run of guesses and what follows it.
     assert [len(c.token_ids) for c in chunks] == [1, 4, 4, 4]
     assert engine.load().num_steps_total == 4
+    timing = chunks[-1].timing
+    assert timing is not None
+    assert (timing.num_guessed_tokens, timing.num_accepted_tokens) == (9, 9)
     llama.assert_same((1, 2, 3), [i for c in chunks for i in c.token_ids])
 
 

@@ -117,7 +117,8 @@ def test_any_mix_gives_what_generate_gives(
 
         def counted(self: Any, chunks: Any) -> Tensor | None:
             found = run(self, chunks)
-            replayed.append(0 if found is None else len(chunks))
+            is_check = chunks[0].request_id == ""  # of `prepare`
+            replayed.append(0 if found is None or is_check else len(chunks))
             return found
 
         monkeypatch.setattr(varlen.DecodeGraphs, "run", counted)
@@ -188,6 +189,22 @@ def test_what_can_not_be_captured_runs_all_the_same(
     with torch.inference_mode():
         want = llama.reference(torch.tensor([[5]])).logits[0]
     assert torch.allclose(logits, want, atol=1e-4)
+
+
+def test_a_capture_that_went_wrong_unnoticed_is_not_used(
+    llama: Oracle, runner_of: Callable[..., VarlenRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing_was_captured(compute: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
+        return lambda: None, compute().clone()
+
+    runner = runner_of(llama.model, False)
+    runner.allocate_kv(8)
+    monkeypatch.setattr(VarlenRunner, "make_capture", lambda _: nothing_was_captured)
+    runner.prepare(6, 16)
+    assert runner._graphs is None
+    monkeypatch.setattr(VarlenRunner, "make_capture", lambda _: repeat)
+    runner.prepare(6, 16)
+    assert runner._graphs is not None
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from sluice_runtime.caller import Caller
+from sluice_runtime.engine.types import FinishReason
 from sluice_runtime.evidence import EvidenceLog, Timing, Tokens
 from sluice_runtime.podconfig import PodConfig
 from unit.runtime.server.support import (
@@ -28,6 +30,7 @@ from unit.runtime.server.support import (
     route_headers,
     running_pod,
     soon,
+    timing,
 )
 
 SWITCH = {"tasks": [], "tenants": [], "features": {"prefixCache": False}}
@@ -89,6 +92,21 @@ async def test_hello_heartbeat_and_records_follow_the_schema(pod: Pod) -> None:
         assert (record["pair"], record["digest"]) == (False, "")
         beat = await next_of(lines, "heartbeat")
         assert beat["seq"] == 1
+
+
+async def test_guesses_are_told_to_the_client_and_to_the_operator(pod: Pod) -> None:
+    request = asyncio.create_task(pod.post(chat_body(n=2)))
+    for guessed, accepted in ((6, 4), (3, 0)):
+        told = replace(timing(), num_guessed_tokens=guessed, num_accepted_tokens=accepted)
+        (await pod.engine.next()).token("x", FinishReason.STOP, timing=told)
+    usage = (await request).json()["usage"]
+    assert usage["completion_tokens"] == 2
+    assert usage["completion_tokens_details"] == {
+        "accepted_prediction_tokens": 4,
+        "rejected_prediction_tokens": 5,
+    }
+    record = await pod.record()
+    assert (record["tokens"]["guessed"], record["tokens"]["accepted"]) == (9, 4)
 
 
 async def test_running_requests_are_in_the_heartbeat(pod: Pod) -> None:
@@ -211,11 +229,11 @@ async def test_identity(pod: Pod) -> None:
 
 async def test_configurations_replace_as_a_whole(pod: Pod) -> None:
     reply = await pod.hold(pod_config("a"), pod_config("b"))
-    assert reply == {"versions": ["a", "b"], "limits": "", "rejected": []}
+    assert reply == {"versions": ["a", "b"], "limits": "", "access": "", "rejected": []}
     kept = pod.runtime.configs.get("b")
     assert (await pod.hold(pod_config("b"), pod_config("c")))["versions"] == ["b", "c"]
     assert pod.runtime.configs.get("b") is kept
-    assert (await pod.hold()) == {"versions": [], "limits": "", "rejected": []}
+    assert (await pod.hold()) == {"versions": [], "limits": "", "access": "", "rejected": []}
 
 
 async def test_a_configuration_that_does_not_compile_is_rejected_alone(pod: Pod) -> None:
@@ -274,22 +292,26 @@ async def test_what_is_no_configuration_at_all(pod: Pod) -> None:
 
 def test_the_type_and_the_schema_agree() -> None:
     schema = json.loads((CONTRACTS / "podconfig.schema.json").read_text())
+    features = {"prefixCache": True, "speculation": False, "directStreaming": False}
+    names = {"token": "ns/Secret/facts/key", "authority": "ns/ConfigMap/company/ca.crt"}
+    verifier = {"url": "https://facts.bank.svc:8443/v1", "timeoutSeconds": 5, **names}
     full = pod_config(
         contract=[
             check("a", "JsonSchema", schema={}),
             check("b", "MustMatch", pattern="x"),
-            check("c", "Verifier", verifier={"url": "https://facts.bank.svc:8443/v1", "timeoutSeconds": 5}),
+            check("c", "Verifier", verifier=verifier),
         ],
         streaming="Verified",
         sampling={"temperature": 0.5, "topP": 0.5, "maxTokens": 5},
         caps={"maxInputTokens": 5, "maxOutputTokens": 5},
-        features={"prefixCache": True, "speculation": False},
+        features=features,
         switches=[
-            {"tasks": ["nl2sql"], "tenants": [], "features": {"prefixCache": False, "speculation": True}},
+            {"tasks": ["nl2sql"], "tenants": [], "features": features},
             {"tasks": [], "tenants": ["acme", "beta"], "features": {}},
         ],
     )
     Draft202012Validator(schema).validate(full)
+    assert set(schema["properties"]["features"]["properties"]) == set(features)
     parsed = PodConfig.model_validate(full)
     assert parsed.model_dump(by_alias=True, exclude_none=True) == full
     assert set(PodConfig.model_json_schema()["required"]) == set(schema["required"])

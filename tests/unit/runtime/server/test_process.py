@@ -195,6 +195,13 @@ def speculating(num_ranks: int = 1, **speculation: Any) -> str:
             "engine.dtype",
         ),
         (json.dumps({"name": "a/b", "model": {"path": "x"}, "engine": ENGINE, "oops": 1}), "oops"),
+        *(
+            (
+                json.dumps({"name": "a/b", "model": {"path": "x"}, "engine": {**ENGINE, name: 2}}),
+                f"engine.{name}: Extra inputs are not permitted",
+            )
+            for name in ("pipelineParallel", "expertParallel")
+        ),
         (speculating(method="Draft"), "engine.speculation: Value error, a draft model comes with"),
         (speculating(method="Suffix", draft={"path": "y"}), "engine.speculation: Value error, a draft"),
         (speculating(method="Suffix", numTokens=17), "engine.speculation.numTokens"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -17,6 +19,7 @@ from unit.runtime.server.support import (
     CHAT,
     chat_body,
     check,
+    events,
     evidence_validator,
     pod_config,
     route_headers,
@@ -135,6 +138,39 @@ async def test_a_pod_with_the_real_engine(tmp_path: Path, tiny: Path) -> None:
             assert await pod.process.wait() == 0
 
 
+async def test_speculation_is_switched_off_without_a_restart(tmp_path: Path, tiny: Path) -> None:
+    """The model guesses for itself, so that guesses are right; for a tenant, and for a task."""
+    speculation = {"method": "Draft", "numTokens": 3, "draft": {"path": str(tiny)}}
+    engine = {**ENGINE, "speculation": speculation}
+    async with started(
+        "sluice_runtime", *arguments(tmp_path, model={"path": str(tiny)}, engine=engine)
+    ) as pod:
+        await pod.log("ready", seconds=300)
+        body = chat_body(max_tokens=60, temperature=0, ignore_eos=True)
+        answers = set()
+
+        async def hold(version: str, **scope: Any) -> None:
+            off = {"tasks": [], "tenants": [], "features": {"speculation": False}, **scope}
+            configs = [pod_config(version, switches=[off])]
+            reply = await pod.admin.put("/v1/configs", json={"configs": configs})
+            assert reply.json()["rejected"] == []
+
+        async def guessed(version: str) -> tuple[int, int]:
+            reply = (await pod.api.post(CHAT, json=body, headers=route_headers(version))).json()
+            answers.add(reply["choices"][0]["message"]["content"])
+            details = reply["usage"]["completion_tokens_details"]
+            return details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]
+
+        await hold("v1", tenants=["beta"])
+        assert (await guessed("v1"))[0] > 0
+        for version, scope in (("v2", {"tenants": ["acme"]}), ("v3", {"tasks": ["chat"]})):
+            await hold(version, **scope)
+            assert await guessed(version) == (0, 0)
+        await hold("v4", tasks=["nl2sql"])
+        assert (await guessed("v4"))[0] > 0
+        assert len(answers) == 1, "guesses change no answer"
+
+
 def _children(pid: int) -> list[int]:
     found = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for path in found for child in path.read_text().split()]
@@ -169,7 +205,9 @@ async def test_two_ranks_answer_like_one_and_end_with_it(tmp_path: Path, tiny: P
     assert answers[0] == answers[1]
 
 
-async def test_a_lost_rank_ends_the_pod(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lost_rank_ends_the_pod_and_its_streams_say_so(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     termination = tmp_path / "termination"
     monkeypatch.setenv("SLUICE_TERMINATION_LOG", str(termination))
     engine = {**ENGINE, "tensorParallel": 2}
@@ -177,8 +215,21 @@ async def test_a_lost_rank_ends_the_pod(tmp_path: Path, tiny: Path, monkeypatch:
         "sluice_runtime", *arguments(tmp_path, model={"path": str(tiny)}, engine=engine)
     ) as pod:
         await pod.log("ready", seconds=300)
+        await pod.admin.put("/v1/configs", json={"configs": [pod_config()]})
         (other,) = _ranks(pod.process.pid)
-        os.kill(other, signal.SIGKILL)
+        body, text = chat_body(stream=True, max_tokens=400, ignore_eos=True), ""
+        async with pod.api.stream("POST", CHAT, json=body, headers=route_headers()) as reply:
+            async for piece in reply.aiter_text():
+                if not text:
+                    os.kill(other, signal.SIGSTOP)  # so that the answer can't end by itself
+                    os.kill(other, signal.SIGKILL)
+                text += piece
+        said = events(text)
+        assert said[0]["choices"]
+        assert (said[-1]["error"]["code"], said[-1]["incomplete"]) == ("engine_error", True)
+        # Not ready from the moment on that its streams ended, and soon gone.
+        with contextlib.suppress(httpx.TransportError):
+            assert (await pod.api.get("/readyz")).status_code == 503
         async with asyncio.timeout(60):
             assert await pod.process.wait() == 4
     told = json.loads(termination.read_text())

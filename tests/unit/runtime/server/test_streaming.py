@@ -227,6 +227,8 @@ async def test_a_client_that_leaves_is_cancelled(pod: Pod, stream: bool, after_f
         "prompt": record["tokens"]["prompt"],
         "cached": 0,
         "output": int(after_first_token),
+        "guessed": 0,
+        "accepted": 0,
     }
     assert record["tokens"]["prompt"] > 0
     assert (record["timing"]["ttft_s"] is not None) == after_first_token

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sluice_runtime.podconfig import PodConfig
-from unit.runtime.server.support import Pod, chat_body, pod_config, route_headers
+from unit.runtime.server.support import Pod, chat_body, check, events, pod_config, route_headers
 
 
 def switch(on: bool | None, tasks: tuple[str, ...] = (), tenants: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -95,3 +95,54 @@ async def test_it_is_in_force_without_a_restart(pod: Pod) -> None:
     assert (await before).status_code == 200
     assert not await cached("v2", task="nl2sql")
     assert await cached("v2", task="summary")
+
+
+# Direct streaming
+
+HOLDS = {"tasks": ["advice"], "tenants": [], "features": {"directStreaming": False}}
+NO_LIES = check("no-lies", "MustNotMatch", pattern="Lyon")
+
+
+@pytest.mark.parametrize("streaming", ["Immediate", "Draft"])
+async def test_without_direct_streaming_nothing_is_shown_before_it_has_passed(
+    pod: Pod, streaming: str
+) -> None:
+    await pod.hold(pod_config("v2", contract=[NO_LIES], streaming=streaming, switches=[HOLDS]))
+    pod.engine.auto = ["Paris ", "or ", "Lyon."]
+    held = await pod.post(chat_body(stream=True), headers=route_headers("v2", task="advice"))
+    assert (held.status_code, held.json()["error"]["code"]) == (502, "contract_violation")
+    assert "Paris" not in held.text
+    shown = await pod.post(chat_body(stream=True), headers=route_headers("v2", task="chat"))
+    assert shown.status_code == 200
+    assert "Paris" in shown.text
+
+
+async def test_without_direct_streaming_what_passed_is_verified(pod: Pod) -> None:
+    await pod.hold(pod_config("v2", contract=[NO_LIES], switches=[HOLDS]))
+    pod.engine.auto = ["Paris ", "it ", "is."]
+    reply = await pod.post(chat_body(stream=True), headers=route_headers("v2", task="advice"))
+    assert (reply.status_code, reply.headers["sluice-answer"]) == (200, "verified")
+    _, whole, *_ = events(reply.text)
+    assert whole["choices"][0]["delta"]["content"] == "Paris it is."
+    assert whole["sluice"]["verified"] is True
+
+
+@pytest.mark.parametrize("contract", [[], [check("style", "MustMatch", False, pattern="please")]])
+async def test_without_a_check_that_can_fail_it_is_held_but_not_called_verified(
+    pod: Pod, contract: list[dict[str, Any]]
+) -> None:
+    config = pod_config("v2", contract=contract, features={"prefixCache": True, "directStreaming": False})
+    await pod.hold(config)
+    asking = asyncio.create_task(pod.post(chat_body(stream=True), headers=route_headers("v2")))
+    generation = await pod.engine.next()
+    generation.token("Paris ")
+    generation.fail()
+    reply = await asking
+    assert (reply.status_code, "Paris" in reply.text) == (500, False), "nothing had been sent"
+    pod.engine.auto = ["Paris ", "it is."]
+    reply = await pod.post(chat_body(stream=True), headers=route_headers("v2"))
+    assert reply.status_code == 200
+    assert "sluice-answer" not in reply.headers
+    _, whole, *_ = events(reply.text)
+    assert whole["choices"][0]["delta"]["content"] == "Paris it is."
+    assert "sluice" not in whole

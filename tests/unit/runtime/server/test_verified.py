@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from sluice_runtime import verifier as verifier_module
+from sluice_runtime.access import Access
 from sluice_runtime.contract import Contract, Finding, Verdict
 from sluice_runtime.engine.types import FinishReason, PositionLogprobs, TokenLogprob
 from sluice_runtime.podconfig import CheckSpec, VerifierSpec
@@ -244,9 +245,7 @@ def self_signed(directory: Path) -> ssl.SSLContext:
     return context
 
 
-async def test_https_means_that_the_verifier_proves_who_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_https_means_that_the_verifier_proves_who_it_is(tmp_path: Path) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(TEXT.encode())
         writer.write(REPLIES["/pass"])
@@ -256,12 +255,13 @@ async def test_https_means_that_the_verifier_proves_who_it_is(
     async with server:
         port = server.sockets[0].getsockname()[1]
         spec = VerifierSpec(url=f"https://127.0.0.1:{port}/x", timeoutSeconds=10)
-        assert await soon(Verifiers().ask(spec, QUESTION)) == UNREACHABLE
+        assert await soon(Verifiers().ask(spec, QUESTION, Access())) == UNREACHABLE
         trusting = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
-        monkeypatch.setattr(verifier_module, "_tls", lambda: trusting)
-        assert (await soon(Verifiers().ask(spec, QUESTION))).passed is True
-        named = VerifierSpec(url=f"https://localhost:{port}/x", timeoutSeconds=10)
-        assert await soon(Verifiers().ask(named, QUESTION)) == UNREACHABLE, "another name than it has"
+        access = Access(authorities={"ca": trusting})
+        proven = VerifierSpec(url=spec.url, timeoutSeconds=10, authority="ca")
+        assert (await soon(Verifiers().ask(proven, QUESTION, access))).passed is True
+        named = VerifierSpec(url=f"https://localhost:{port}/x", timeoutSeconds=10, authority="ca")
+        assert await soon(Verifiers().ask(named, QUESTION, access)) == UNREACHABLE, "another name than it has"
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -622,11 +622,13 @@ async def test_calls_to_one_verifier_are_bounded(
     verifiers = Verifiers()
     spec = VerifierSpec.model_validate(verifier.check("/gate")["verifier"])
     hurried = spec.model_copy(update={"timeout_seconds": 0.2})
-    first = asyncio.create_task(verifiers.ask(spec, QUESTION))
+    first = asyncio.create_task(verifiers.ask(spec, QUESTION, Access()))
     await verifier.line()
-    assert await soon(verifiers.ask(hurried, QUESTION)) == TIMED_OUT
+    assert await soon(verifiers.ask(hurried, QUESTION, Access())) == TIMED_OUT
     other = VerifierSpec.model_validate(verifier.check("/pass")["verifier"])
-    assert (await soon(verifiers.ask(other, QUESTION))).passed is True, "another service does not wait"
+    assert (await soon(verifiers.ask(other, QUESTION, Access()))).passed is True, (
+        "another service does not wait"
+    )
     verifier.open_gate()
     assert (await soon(first)).passed is True
     asked = [line["path"] for line in await verifier.ended() if "path" in line]
@@ -650,9 +652,9 @@ async def test_a_slow_reader_of_a_held_answer_is_dropped(
 async def test_an_answer_too_large_is_not_sent() -> None:
     spec = VerifierSpec(url="http://127.0.0.1:9", timeoutSeconds=1)
     question = Question("r", "p/p", "rule", "", "facts", "text", False, "x" * 300_000)
-    assert await Verifiers().ask(spec, question) == TOO_LARGE
+    assert await Verifiers().ask(spec, question, Access()) == TOO_LARGE
     odd = VerifierSpec(url=f"http://{'a' * 70}.invalid", timeoutSeconds=1)
-    assert await Verifiers().ask(odd, QUESTION) == UNREACHABLE
+    assert await Verifiers().ask(odd, QUESTION, Access()) == UNREACHABLE
 
 
 # -- configurations ------------------------------------------------------------------------------------------
