@@ -297,7 +297,7 @@ class World:
         return await self.kube.find(kind, self.namespace, name) is None
 
     async def wait_condition(
-        self, kind: Kind, name: str, type_: str, status: str = "True", seconds: float = 20
+        self, kind: Kind, name: str, type_: str, status: str = "True", seconds: float = 60
     ) -> Object:
         async def probe() -> Object | None:
             obj = await self.get(kind, name)

@@ -88,13 +88,17 @@ class Router:
         """Plans, configures pods, and pushes if open. Never waits for anybody."""
         now = time.monotonic()
         overdue = frozenset(k for k, since in self._waiting_since.items() if now - since > _PATIENCE_S)
-        before = self.plan.arms if self.plan and self.open else {}
+        last = self.plan
+        before = last.arms if last and self.open else {}
         made = plan(replace(self.inputs(), before=before, overdue=overdue))
         self._waiting_since = {k: self._waiting_since.get(k, now) for k in made.waiting}
         self.plan = made
         self._configure(made)
         if self.open and made.state != self._final:
             await self._push(made.state)
+        elif last is not None and made.waiting != last.waiting:
+            # A pod that forgot and was told again moves no route, but statuses tell of it.
+            self._in_force()
 
     def inputs(self) -> Inputs:
         scopes: dict[str, dict[str, object]] = {}

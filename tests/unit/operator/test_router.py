@@ -69,6 +69,8 @@ class World:
         self.policies: list[Accepted] = []
         self.tenants: dict[str, dict[str, int]] = {}
         self.known = Known()
+        self.told_waiting: list[set[tuple[str, str, str]]] = []
+        """What was waited for each time that statuses were to follow."""
         for name in "abc":
             self.cache.put(
                 "InferenceBackend",
@@ -89,11 +91,15 @@ class World:
             limits=lambda: self.tenants,
             access=lambda: self.known,
             credential=lambda: "secret",
-            in_force=lambda: None,
+            in_force=self._in_force,
             feedback=("operator", 8082),
             reviews=lambda: self.reviews,
         )
         self.router.open = True
+
+    def _in_force(self) -> None:
+        assert self.router.plan is not None
+        self.told_waiting.append(set(self.router.plan.waiting))
 
     def accept(self, status: dict[str, Any] | None = None, **rule: Any) -> None:
         spec = RoutePolicySpec.model_validate(
@@ -137,6 +143,17 @@ async def test_pods_keep_what_is_routed_until_routes_have_moved(world: World) ->
     await world.settle()
     assert world.routed() == world.wanted() != old
     assert world.pods.told["a1"] == {world.routed()}, "a pod honours for a while what it is no longer told of"
+
+
+async def test_statuses_follow_a_pod_that_forgets_and_is_told_again(world: World) -> None:
+    world.accept()
+    await world.settle()
+    num_pushed, held = len(world.gateways.pushed), dict(world.pods.held)
+    world.told_waiting.clear()
+    for world.pods.held in ({}, {}, held, held):
+        await world.router.flush()
+    assert len(world.gateways.pushed) == num_pushed, "its routes stay"
+    assert world.told_waiting == [{STABLE}, set()]
 
 
 async def test_edits_in_a_row_leave_only_what_is_routed_and_the_last(world: World) -> None:
