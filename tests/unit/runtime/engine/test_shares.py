@@ -30,7 +30,7 @@ CONFIG = pod_config(features={"prefixCache": False})
 async def _weigh(pod: Pod, version: str, **tenants: dict[str, int]) -> None:
     limits = {"version": version, "backend": {}, "tenants": tenants}
     reply = await soon(pod.admin.put("/v1/configs", json={"configs": [CONFIG], "limits": limits}))
-    assert reply.json() == {"versions": ["v1"], "limits": version, "rejected": []}
+    assert reply.json() == {"versions": ["v1"], "limits": version, "access": "", "rejected": []}
 
 
 async def _tokens(pod: Pod, skip: int, num: int) -> Counter[str]:
