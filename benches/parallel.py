@@ -10,8 +10,8 @@
 `efficiency` is what `ranks` does over N times what `one` does: the share of N machines that is left.
 `over_threads` is `ranks` over `threads`: on a CPU the same cores, divided by processes or by threads. `apart`
 is the relative difference of logits of `one` and `ranks`. All arms are loaded at once, each measures while
-the others wait, and of each the best round counts. In float32 all run the same code; in half precision on a
-CPU a single process has kernels that ranks have not.
+the others wait; figures are medians over rounds, ratios those of one round each. In float32 all run the same
+code; in half precision on a CPU a single process has kernels that ranks have not.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import time
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from sluice_runtime.engine import parallel
@@ -37,6 +38,8 @@ from sluice_runtime.models import ModelSource, load
 _NUM_STEPS = 16
 _CONTEXT = 512
 _HEAD_DIM = 64
+
+Rates = dict[str, float]
 
 
 def make_model(directory: Path, layers: int, hidden: int, dtype: str) -> None:
@@ -113,17 +116,17 @@ def serve(directory: Path, num_ranks: int, num_threads: int, dtype: str, pipe: C
     runner.close()
 
 
-def measure(pipes: dict[str, Any], rounds: int, seconds: float) -> tuple[dict[str, dict[str, float]], int]:
-    """The best of each arm, and of how many rounds; none is begun after `seconds`."""
-    best: dict[str, dict[str, float]] = {arm: {} for arm in pipes}
-    began, done = time.monotonic(), 0
-    while done < rounds and (done == 0 or time.monotonic() - began < seconds):
+def measure(pipes: dict[str, Any], rounds: int, seconds: float) -> dict[str, list[Rates]]:
+    """Tokens a second of each arm, by round; none is begun after `seconds`."""
+    told: dict[str, list[Rates]] = {arm: [] for arm in pipes}
+    began = time.monotonic()
+    for number in range(rounds):
+        if number and time.monotonic() - began >= seconds:
+            break
         for arm, pipe in pipes.items():
             pipe.send(True)
-            for name, value in pipe.recv().items():
-                best[arm][name] = max(value, best[arm].get(name, 0.0))
-        done += 1
-    return best, done
+            told[arm].append(pipe.recv())
+    return told
 
 
 def main() -> None:
@@ -156,27 +159,35 @@ def main() -> None:
             theirs.close()
             pipes[arm] = ours
             logits[arm] = ours.recv()
-        best, done = measure(pipes, options.rounds, options.seconds)
+        told = measure(pipes, options.rounds, options.seconds)
         for pipe in pipes.values():
             pipe.send(False)
     found: dict[str, Any] = {
         "ranks": options.ranks,
         "model": {"layers": options.layers, "hidden": options.hidden, "dtype": options.dtype},
-        "rounds": done,
+        "rounds": len(told["one"]),
         "load_average": {"before": before, "after": os.getloadavg()[0]},
         "apart": math.dist(logits["one"], logits["ranks"]) / math.hypot(*logits["one"]),
-        "tokens_per_s": {arm: {name: round(v, 1) for name, v in own.items()} for arm, own in best.items()},
-        "efficiency": _ratio(best["ranks"], best["one"], options.ranks),
+        "tokens_per_s": {arm: _medians(own, 1) for arm, own in told.items()},
+        "efficiency": _ratio(told["ranks"], told["one"], options.ranks),
     }
-    if "threads" in best:
-        found["over_threads"] = _ratio(best["ranks"], best["threads"], 1)
+    if "threads" in told:
+        found["over_threads"] = _ratio(told["ranks"], told["threads"], 1)
     for arm, own in found["tokens_per_s"].items():
         print(f"{arm:8}", *(f"{name} {value:>9}" for name, value in own.items()))
     print(json.dumps(found))
 
 
-def _ratio(over: dict[str, float], under: dict[str, float], times: int) -> dict[str, float]:
-    return {name: round(value / under[name] / times, 3) for name, value in over.items()}
+def _ratio(over: list[Rates], under: list[Rates], times: int) -> Rates:
+    ratios = [
+        {name: value / below[name] / times for name, value in above.items()}
+        for above, below in zip(over, under, strict=True)
+    ]
+    return _medians(ratios, 3)
+
+
+def _medians(rounds: list[Rates], digits: int) -> Rates:
+    return {name: round(median(one[name] for one in rounds), digits) for name in rounds[0]}
 
 
 def _has_devices() -> bool:
