@@ -68,7 +68,7 @@ bench: venv envoy cluster images models peers ## all benchmarks; writes benches/
 picture: venv ## the README's picture, from the last demo
 	$(PY) docs/picture.py $(SLUICE_CACHE)/demo.json docs/rollback.svg
 
-bench-engine: venv models peers ## this engine beside its peers on the real model (about 12 minutes)
+bench-engine: venv models peers ## this engine beside its peers on the real model (about 20 minutes)
 	$(PY) -m benches.engine
 
 bench-quality: venv models ## what each quantised setting costs: perplexity and the example suites (about 8 minutes)
