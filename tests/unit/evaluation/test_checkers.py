@@ -243,7 +243,7 @@ ODD = st.one_of(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(ODD, ODD)
 def test_any_answer_is_judged(text: str, arguments: str) -> None:
     """Never an exception, and never words of the answer in what is told."""

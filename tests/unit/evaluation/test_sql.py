@@ -186,7 +186,7 @@ WORDS = (
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.sampled_from(WORDS.split()), max_size=25))
 def test_any_words_are_judged(words: list[str]) -> None:
     for told in sql.failures(" ".join(words), expected("postgres")):

@@ -159,7 +159,7 @@ def test_names_are_unique() -> None:
     assert refused(suite(item("a"), item("a")))[1] == "spec.samples[1].name"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.one_of(st.text(), st.text(alphabet="-[]{}:&*!|>'\"#?,a0 \n\t\x00万"), st.binary().map(repr)))
 def test_any_text_is_read_or_refused(text: str) -> None:
     with contextlib.suppress(SuiteRefused):

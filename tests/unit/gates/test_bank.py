@@ -47,7 +47,7 @@ def batched(events: list[Event], share: float, seconds: list[float], cuts: list[
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     events=st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=80),
     share=st.floats(0.02, 0.6),
@@ -112,7 +112,7 @@ def test_a_late_regression_is_found_nearly_as_soon_as_an_early_one() -> None:
     assert needed(3000) <= 12
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(cells=st.lists(st.integers(0, 3), min_size=1, max_size=40), cut=st.integers(0, 40))
 def test_blocks_do_not_depend_on_batches(cells: list[int], cut: int) -> None:
     """Each four requests are one bet, wherever a batch ends."""

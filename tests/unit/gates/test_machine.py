@@ -29,7 +29,7 @@ def state_of(found: GateState) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(seed=st.integers(0, 1000), data=st.data())
 def test_where_a_batch_ends_makes_no_difference(seed: int, data: st.DataObject) -> None:
     found = observations(TRAFFIC, seed)
@@ -50,7 +50,7 @@ def test_one_by_one_is_the_same_as_all_at_once() -> None:
     assert state_of(whole) == state_of(single)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 1000), when=st.floats(3.0, 15.0))
 def test_a_restart_of_the_operator_goes_on(seed: int, when: float) -> None:
     """Through JSON, as the API server keeps it. What it may lose is evidence, which is never gained: stable's
@@ -73,7 +73,7 @@ def test_a_restart_of_the_operator_goes_on(seed: int, when: float) -> None:
     assert again.num_samples == state.num_samples, "what began before does not count again"
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(num=st.integers(0, 60), weight=st.sampled_from([10, 98]), errors=st.integers(1, 5))
 def test_a_checkpoint_is_what_it_was_after_a_restart(num: int, weight: int, errors: int) -> None:
     """Also of blocks that have only begun, and where nothing but failures came."""
@@ -90,7 +90,7 @@ def test_a_checkpoint_is_what_it_was_after_a_restart(num: int, weight: int, erro
     assert checkpoint(again, saved).model_dump_json(by_alias=True) == text
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seconds=st.lists(st.floats(0, 5000), max_size=5), restarts=st.integers(0, 3))
 def test_no_evidence_says_nothing(seconds: list[float], restarts: int) -> None:
     state = gate(num_restarts=restarts)

@@ -54,7 +54,7 @@ def test_what_went_wrong_is_above_every_limit_and_no_far_tail() -> None:
     assert found[-1].tolist() == [38.0, np.inf, 3 * 38.0]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     values=st.lists(st.floats(0.01, 10.0), min_size=30, max_size=400),
     cuts=st.lists(st.integers(0, 400), max_size=4),
@@ -73,7 +73,7 @@ def test_thresholds_do_not_depend_on_batches(values: list[float], cuts: list[int
     np.testing.assert_array_equal(whole, np.concatenate(parts))  # type: ignore[arg-type]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(values=st.lists(st.floats(0.01, 10.0), min_size=60, max_size=200), row=st.integers(0, 59))
 def test_a_threshold_does_not_depend_on_what_comes_after(values: list[float], row: int) -> None:
     array, times = both(values), np.arange(len(values)) * 1.0

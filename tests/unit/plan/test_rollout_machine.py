@@ -351,4 +351,4 @@ class RolloutMachine(RuleBasedStateMachine):
 
 
 TestRollout = RolloutMachine.TestCase
-TestRollout.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestRollout.settings = settings(max_examples=60, stateful_step_count=40)

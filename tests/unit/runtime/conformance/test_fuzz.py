@@ -34,7 +34,7 @@ def test_whatever_is_sent(server: Server, path: str, mode: GenerationMode) -> No
     statuses = set()
 
     @given(case=_cases(server, path, mode))
-    @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=60, derandomize=True, suppress_health_check=list(HealthCheck))
     def run(case: Any) -> None:
         if isinstance(case.body, dict):
             # A long answer of random text is no test of anything.
@@ -56,7 +56,7 @@ def test_whatever_is_sent(server: Server, path: str, mode: GenerationMode) -> No
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/{name}"])
 def test_models(server: Server, path: str) -> None:
     @given(case=_cases(server, path, GenerationMode.POSITIVE))
-    @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=15, derandomize=True, suppress_health_check=list(HealthCheck))
     def run(case: Any) -> None:
         case.validate_response(case.call(timeout=20), checks=CHECKS)
 

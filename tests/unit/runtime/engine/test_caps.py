@@ -108,7 +108,7 @@ def test_what_its_own_cap_denied_it_is_no_credit() -> None:
     assert 0.8 <= tokens["a"] / tokens["b"] <= 1.25, tokens
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(

@@ -51,7 +51,7 @@ _TEXT = st.text(alphabet="ab停🙂", max_size=12)
 
 
 @given(_TEXT, st.lists(st.text(alphabet="ab停", min_size=1, max_size=3), max_size=3), st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_the_result_does_not_depend_on_the_cuts(text: str, stops: list[str], data: st.DataObject) -> None:
     raw = text.encode()
     ends = [(text.find(s) + len(s), text.find(s)) for s in stops if s in text]

@@ -212,7 +212,7 @@ def test_quantised_models(quantization: str) -> None:
     ],
 )
 @pytest.mark.parametrize("name", ["llama", "mistral, window"])
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     cuts=st.lists(st.integers(1, 159), max_size=6).map(sorted),
     block_size=st.sampled_from([1, 4, 16, 48]),

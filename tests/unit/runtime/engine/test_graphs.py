@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -28,7 +28,6 @@ def chunk(token: int, start: int, table: list[int], **more: Any) -> ScheduledChu
     return ScheduledChunk(f"r{start}", [token], start, table, **{"samples": True, **more})
 
 
-@settings(deadline=None)
 @given(most=st.integers(1, 1024), num=st.integers(1, 1024))
 def test_each_number_of_rows_has_a_size_with_little_padding(most: int, num: int) -> None:
     sizes = sizes_up_to(most)
@@ -71,7 +70,6 @@ def steps(draw: st.DrawFn) -> list[ScheduledChunk]:
     ]
 
 
-@settings(deadline=None)
 @given(before=steps(), now=steps(), poison=st.integers(-(2**31), 2**31 - 1))
 def test_nothing_of_an_earlier_step_is_left(
     before: list[ScheduledChunk], now: list[ScheduledChunk], poison: int
@@ -87,7 +85,6 @@ def test_nothing_of_an_earlier_step_is_left(
     assert (clean == fresh).all()
 
 
-@settings(deadline=None)
 @given(now=steps())
 def test_inputs_say_what_the_chunks_say(now: list[ScheduledChunk]) -> None:
     inputs = Inputs(Layout(block_size=4, width=8, spare=40), 6, CPU)

@@ -114,7 +114,7 @@ def test_draws_follow_the_theory(name: str) -> None:
     st.floats(0, 0.9),
     st.booleans(),
 )
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80, derandomize=True)
 def test_the_distribution_is_transformers(
     seed: int, temperature: float, top_k: int, top_p: float, min_p: float, wide: bool
 ) -> None:

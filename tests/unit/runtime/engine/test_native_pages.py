@@ -90,7 +90,7 @@ def test_every_number_is_stored_as_torch_stores_it(kind: KvCacheDtype) -> None:
 
 
 @pytest.mark.parametrize("kind", QUANTISED)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 10**6),
     dim=st.sampled_from([16, 48, 64, 256]),
@@ -187,7 +187,7 @@ def _exact(cache: PagedCache, request: _Request) -> Tensor:
     return (scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v).transpose(0, 1)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     case=_CASES,
     lengths=st.tuples(st.integers(1, _CONTEXT), st.integers(1, _CONTEXT)),

@@ -256,7 +256,7 @@ class Tiers(RuleBasedStateMachine):
 
 
 TestTiers = Tiers.TestCase
-TestTiers.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestTiers.settings = settings(max_examples=150, stateful_step_count=40)
 
 
 @pytest.mark.parametrize("kind", list(KvCacheDtype))

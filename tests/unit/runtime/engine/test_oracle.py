@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice_runtime.engine import attention
@@ -98,7 +98,7 @@ def test_batched_staggered_and_chunked_output_is_that_of_generate(
     extra_budget=st.sampled_from([0, 1, 9, 60]),
     data=st.data(),
 )
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 def test_any_mix_of_arrivals_chunks_prefixes_and_cancellations(
     llama: Any,
     seed: int,

@@ -156,8 +156,7 @@ def _serve(
 @given(seed=st.integers(0, 10_000), num=st.integers(1, 7), data=st.data())
 @settings(
     max_examples=4,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    suppress_health_check=[*settings.default.suppress_health_check, HealthCheck.function_scoped_fixture],
 )
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
 def test_any_mix_gives_what_generate_gives_each_request_alone(

@@ -369,4 +369,4 @@ class PreemptionMachine(RuleBasedStateMachine):
 
 
 TestPreemptionMachine = PreemptionMachine.TestCase
-TestPreemptionMachine.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+TestPreemptionMachine.settings = settings(max_examples=80, stateful_step_count=50)

@@ -132,7 +132,7 @@ def test_a_broken_row_fails_alone() -> None:
     st.floats(0, 1),
     st.integers(0, 2**64),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_combination_yields_a_possible_token(
     logits: list[float], temperature: float, top_p: float, top_k: int, min_p: float, seed: int
 ) -> None:

@@ -37,7 +37,7 @@ def _naive(text: Sequence[int]) -> tuple[int, int]:
 
 
 @given(st.lists(st.integers(0, 3), max_size=80), st.lists(st.integers(1, 9), max_size=20))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_it_finds_what_a_naive_search_finds(text: list[int], cuts: list[int]) -> None:
     index, at = SuffixIndex(max_candidates=1000), 0
     for num in [*cuts, len(text)]:
@@ -47,7 +47,7 @@ def test_it_finds_what_a_naive_search_finds(text: list[int], cuts: list[int]) ->
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=300), st.integers(2, 20), st.integers(1, 4))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_bounded_memory_and_time_still_find_true_matches(text: list[int], window: int, tries: int) -> None:
     index = SuffixIndex(max_tokens=window, max_candidates=tries)
     for num, token_id in enumerate(text, 1):
@@ -222,7 +222,7 @@ def test_a_seeded_answer_is_the_same_with_and_without(name: str, guesser: str, t
 
 
 @given(st.integers(0, 10_000), st.lists(st.tuples(st.booleans(), st.integers(0, 3)), min_size=1, max_size=6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_batch_gives_each_what_it_gets_alone(seed: int, kinds: list[tuple[bool, int]]) -> None:
     torch.manual_seed(seed)
     states, guessed, rows = [], [], []

@@ -99,7 +99,7 @@ _SCHEMAS = st.recursive(
 
 
 @given(_SCHEMAS, st.integers(0, 1000))
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 def test_any_schema_is_kept(
     compiler: GrammarCompiler, tokenizer: Tokenizer, schema: dict[str, Any], seed: int
 ) -> None:

@@ -115,7 +115,7 @@ def test_nested_strings_are_guarded_too(hf_tokenizer: Any) -> None:
         max_size=3,
     )
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_no_mixture_of_pieces_makes_a_control_token(
     tokenizer: Tokenizer, hf_tokenizer: Any, contents: list[list[str]]
 ) -> None:

@@ -70,7 +70,7 @@ def test_what_is_content_and_what_is_a_call(
     assert reader.complete == complete
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     st.lists(st.sampled_from([F, G, "\n", "hi", "<tool", "<tool_call>", "{", '"', " }"]), max_size=6),
     st.data(),
