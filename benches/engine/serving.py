@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -16,6 +15,8 @@ from typing import Any
 
 import httpx
 from benches.engine.contest import ROOT
+
+from sluice_operator.xds.local import free_port
 
 NAME = "local/bench"
 _START_S = 900.0
@@ -34,7 +35,7 @@ async def server(model: Path, **settings: Any) -> AsyncIterator[Server]:
     """Ready; `settings` are fields of backend.json's `engine`, beside or instead of those here."""
     engine = {"dtype": "bfloat16", "quantization": "None", "maxModelLen": 2048, "maxNumSeqs": 16}
     engine |= {"maxBatchTokens": 512, "blockSize": 16, "kvCacheBytes": 1 << 29, "maxQueue": 32} | settings
-    port = _free_port()
+    port = free_port()
     with tempfile.TemporaryDirectory() as directory:
         config = Path(directory) / "backend.json"
         config.write_text(json.dumps({"name": NAME, "model": {"path": str(model)}, "engine": engine}))
@@ -53,13 +54,6 @@ async def server(model: Path, **settings: Any) -> AsyncIterator[Server]:
             if process.returncode is None:
                 process.kill()
             await process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 async def _until_ready(process: asyncio.subprocess.Process, port: int, why: Path) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import socket
 import subprocess
 import tempfile
 import time
@@ -25,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from sluice_operator.xds.local import free_port
 
 ROOT = Path(__file__).parents[2]
 CRDS = ROOT / "crds"
@@ -59,7 +60,7 @@ class ApiServer:
             contextlib.ExitStack() as processes,
         ):
             directory = Path(name)
-            client, peer, secure = _free_ports(3)
+            client, peer, secure = free_port(), free_port(), free_port()
             processes.enter_context(_process("etcd", _etcd_flags(directory, client, peer), directory))
             token = secrets.token_hex(16)
             (directory / "tokens.csv").write_text(f"{token},admin,admin,system:masters\n")
@@ -132,14 +133,6 @@ class ApiServer:
                         f"the API server is not ready (exit {process.poll()}): {error}\n{end}"
                     ) from None
                 time.sleep(0.2)
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for held in sockets:
-            held.bind(("127.0.0.1", 0))
-        return [held.getsockname()[1] for held in sockets]
 
 
 def _etcd_flags(directory: Path, client: int, peer: int) -> list[str]:

@@ -7,7 +7,9 @@ because its package and xds-protos both claim the import name ``envoy``.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -21,6 +23,8 @@ import yaml
 from .bootstrap import TlsFiles, render
 
 ENVOY_VERSION = "1.40.0"
+# Below what Linux gives to outgoing connections (ip_local_port_range) and Kubernetes to NodePorts.
+_PORTS = range(11_000, 30_000)
 
 
 def cache_dir() -> Path:
@@ -54,10 +58,13 @@ def _made(path: Path) -> Path:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on now; none that the kernel gives to outgoing connections, one of which
+    could have it before whoever asked listens."""
+    while True:
+        port = secrets.choice(_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class LocalEnvoy:

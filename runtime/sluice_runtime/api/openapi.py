@@ -121,7 +121,8 @@ def _answer(kind: str, choice: dict[str, Any]) -> dict[str, Any]:
 def _responses(body: dict[str, Any], streams: bool, statuses: tuple[int, ...]) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": body}}
     if streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        # Without a schema: OpenAPI 3.1 has none for a stream's events, and some readers take one for theirs.
+        content["text/event-stream"] = {}
     failed = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     found: dict[str, Any] = {"200": {"description": "The answer", "content": content}}
     return found | {str(s): {"description": _STATUSES[s], "content": failed} for s in statuses}
