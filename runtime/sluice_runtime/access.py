@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from sluice_runtime.podconfig import RETAIN_S, Name, Rejected, StrictModel, dotted
+from sluice_runtime.podconfig import RETAIN_S, Name, Rejected, StrictModel, invalid
 
 MAX_VALUES = 1000
 
@@ -85,10 +85,7 @@ class AccessStore:
         try:
             told = AccessSet.model_validate(raw)
         except ValidationError as e:
-            first = e.errors(include_url=False, include_input=False)[0]
-            claimed = raw.get("version") if isinstance(raw, Mapping) else None
-            version = claimed[:512] if isinstance(claimed, str) else ""
-            return Rejected(version, dotted(("access", *first["loc"])), first["msg"])
+            return invalid(raw, e, "access")
         if told.version == self.version:
             return None
         contexts = {name: trusting(pem) for name, pem in told.authorities.items()}

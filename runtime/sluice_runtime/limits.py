@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from sluice_runtime.podconfig import Caps, Name, Rejected, StrictModel, dotted
+from sluice_runtime.podconfig import Caps, Name, Rejected, StrictModel, invalid
 
 MAX_TENANTS = 20_000
 Positive = Annotated[int, Field(ge=1)]
@@ -58,10 +58,7 @@ class LimitStore:
         try:
             told = LimitSet.model_validate(raw)
         except ValidationError as e:
-            first = e.errors(include_url=False, include_input=False)[0]
-            claimed = raw.get("version") if isinstance(raw, Mapping) else None
-            version = claimed[:512] if isinstance(claimed, str) else ""
-            return Rejected(version, dotted(("limits", *first["loc"])), first["msg"])
+            return invalid(raw, e, "limits")
         self.version, self.backend, self._tenants = told.version, told.backend, MappingProxyType(told.tenants)
         return None
 

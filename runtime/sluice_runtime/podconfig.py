@@ -156,10 +156,21 @@ def dotted(loc: Sequence[int | str]) -> str:
     return path
 
 
+def _claimed_version(raw: Any) -> str:
+    claimed = raw.get("version") if isinstance(raw, Mapping) else None
+    return claimed[:512] if isinstance(claimed, str) else ""
+
+
+def invalid(raw: Any, error: ValidationError, *within: str) -> Rejected:
+    """`raw`, which stands under `within`, told by the first field that is wrong and never by its value."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    why = re.sub(r"^Value error, ", "", first["msg"])
+    return Rejected(_claimed_version(raw), dotted((*within, *first["loc"])), why)
+
+
 def compile_config(raw: Any) -> HeldConfig | Rejected:
     """Validate one configuration and compile its contract."""
-    claimed = raw.get("version") if isinstance(raw, Mapping) else None
-    version = claimed[:512] if isinstance(claimed, str) else ""
+    version = _claimed_version(raw)
     try:
         spec = PodConfig.model_validate(raw)
         contract = Contract(spec.contract)
@@ -167,8 +178,7 @@ def compile_config(raw: Any) -> HeldConfig | Rejected:
             return Rejected(version, "streaming", f"{spec.streaming} needs a hard check to pass or to fail")
         return HeldConfig(spec, contract)
     except ValidationError as e:
-        first = e.errors(include_url=False, include_input=False)[0]
-        return Rejected(version, dotted(first["loc"]), re.sub(r"^Value error, ", "", first["msg"]))
+        return invalid(raw, e)
     except ContractError as e:
         return Rejected(version, e.field, str(e))
 
