@@ -62,6 +62,10 @@ class _EngineCollector(Collector):
             "sluice_engine_prompt_tokens": ("Prompt tokens taken in", load.prompt_tokens_total),
             "sluice_prefix_cache_query_tokens": ("Prompt tokens looked up", load.prefix_query_tokens_total),
             "sluice_prefix_cache_hit_tokens": ("Prompt tokens found", load.prefix_hit_tokens_total),
+            "sluice_requests_displaced": (
+                "Requests that lost their place in the queue to another tenant's",
+                load.num_displaced_total,
+            ),
             "sluice_preemptions": ("Requests that had to give their cache up", load.num_preemptions_total),
             "sluice_recomputed_tokens": ("Tokens computed again for it", load.num_recomputed_tokens_total),
             "sluice_prefix_cache_evictions": ("Blocks given up for others", load.num_evictions_total),

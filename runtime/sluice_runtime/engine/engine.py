@@ -17,7 +17,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +28,8 @@ from sluice_runtime.engine import machine, support
 from sluice_runtime.engine.attention import UnsupportedAttention
 from sluice_runtime.engine.blocks import BlockManager
 from sluice_runtime.engine.detokenizer import Detokenizer
+from sluice_runtime.engine.output import told
+from sluice_runtime.engine.places import Places
 from sluice_runtime.engine.plan import ScheduledChunk, SchedulerOutput, TokenEvent
 from sluice_runtime.engine.rate import Pace, Rate
 from sluice_runtime.engine.request import ActiveRequest, validate
@@ -39,6 +41,7 @@ from sluice_runtime.engine.speculation.speculator import Speculator
 from sluice_runtime.engine.speculation.verification import Guessed, verify
 from sluice_runtime.engine.streams import Outbox, OutputStream
 from sluice_runtime.engine.structured import GrammarCompiler
+from sluice_runtime.engine.team import RankLost
 from sluice_runtime.engine.types import (
     EngineConfig,
     EngineLoad,
@@ -49,10 +52,7 @@ from sluice_runtime.engine.types import (
     InvalidRequest,
     KvCacheDtype,
     OutputChunk,
-    PositionLogprobs,
-    QueueFull,
     RunningAge,
-    TokenLogprob,
 )
 from sluice_runtime.engine.varlen import VarlenRunner
 from sluice_runtime.models import LoadedModel, OutOfMemory, UnsupportedModel
@@ -64,6 +64,7 @@ _HEALTHY_AGE_S = 30.0
 _HANDOVER_S = 0.001
 """At most so long the loop's thread waits after a step until its tokens are read; 32 readers take a third of
 it. A reader that runs beside a forward on the same cores costs that forward as much."""
+_NOTHING = OutputChunk("", ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,8 @@ class Engine:
         self._inbox: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._active: dict[str, ActiveRequest] = {}
+        self._places = Places(config.max_num_seqs + config.max_queue)
+        self._displaced: list[ActiveRequest] = []
         self._samplers: dict[str, SamplerState] = {}
         self._grammars = GrammarCompiler(model.tokenizer, model.eos_token_ids)
         self._thread: threading.Thread | None = None
@@ -143,7 +146,8 @@ class Engine:
         self._outbox = Outbox(_HANDOVER_S if self._runner.device.type == "cpu" else 0.0)
         self._rate = Rate()
         self._pace = Pace(config.max_batch_tokens)
-        self._num_tokens = self._num_prompt_tokens = self._num_steps = self._num_requests = 0
+        self._num_tokens = self._num_prompt_tokens = self._num_steps = 0
+        self._num_requests = self._num_displaced = 0
 
     def _new_scheduler(self) -> Scheduler:
         config = self.config
@@ -152,7 +156,6 @@ class Engine:
             max_num_seqs=config.max_num_seqs,
             max_batch_tokens=config.max_batch_tokens,
             max_model_len=self._context,
-            max_waiting=config.max_num_seqs + config.max_queue,
             eos_token_ids=self.model.eos_token_ids,
         )
 
@@ -183,6 +186,8 @@ class Engine:
         with self._lock:
             left = list(self._active.values())
             self._active.clear()
+            for active in left:
+                self._places.leave(active.request.request_id)
         outbox, now = Outbox(), time.monotonic()
         for active in left:
             outbox.put(active, OutputChunk("", (), None, FinishReason.ERROR, error, active.timing(now)))
@@ -193,8 +198,8 @@ class Engine:
 
         A plain function: `InvalidRequest`, `RequestTooLong`, `QueueFull` and `EngineStopped` are raised here,
         before anything is queued. The first chunk arrives with the first token; the last has a
-        `finish_reason`. The caller calls `cancel` when it stops reading early (in a `finally`; it is
-        idempotent).
+        `finish_reason`. What waits may still be refused: its only chunk is then `FinishReason.REFUSED`. The
+        caller calls `cancel` when it stops reading early (in a `finally`; it is idempotent).
         """
         validate(request, self._vocab_size, self.max_model_len)
         loop = asyncio.get_running_loop()
@@ -203,12 +208,13 @@ class Engine:
                 raise EngineStopped("the engine does not run")
             if request.request_id in self._active:
                 raise InvalidRequest(f"request id {request.request_id!r} is in use", "request_id")
-            num_waiting = len(self._active) - self._scheduler.num_running
-            if len(self._active) >= self.config.max_num_seqs + self.config.max_queue:
-                raise QueueFull(num_waiting)
             stream = OutputStream(request.request_id, self.cancel)
             detokenizer = Detokenizer(self.tokenizer.token_bytes, request.sampling.stop)
             active = ActiveRequest(request, detokenizer, loop, stream.sink, time.monotonic())
+            loser = self._places.take(request)
+            if loser is not None:
+                self._displaced.append(self._active[loser])
+                self._num_displaced += 1
             self._active[request.request_id] = active
             self._num_requests += 1
         self._inbox.put(_Message(active, cancel=False))
@@ -233,7 +239,7 @@ class Engine:
         num_running = scheduler.num_running
         return EngineLoad(
             num_running=num_running,
-            num_waiting=max(0, len(self._active) - num_running),
+            num_waiting=max(0, len(self._places) - num_running),
             kv_blocks_used=scheduler.blocks.num_used,
             kv_blocks_total=self._num_blocks,
             num_cached_blocks=scheduler.blocks.num_cached,
@@ -245,6 +251,7 @@ class Engine:
             prefix_hit_tokens_total=scheduler.prefix_hit_tokens_total,
             num_steps_total=self._num_steps,
             num_requests_total=self._num_requests,
+            num_displaced_total=self._num_displaced,
             num_preemptions_total=scheduler.num_preemptions_total,
             num_recomputed_tokens_total=scheduler.num_recomputed_tokens_total,
             num_evictions_total=scheduler.blocks.num_evictions_total,
@@ -282,18 +289,23 @@ class Engine:
             self._runner.execute([ScheduledChunk("warm-up", token_ids, start, blocks, True)])
 
     def _run(self) -> None:
+        why = "the engine was stopped"
         while not self._stopping:
             self._beat = time.monotonic()
             try:
                 self._drain_inbox()
                 if self._scheduler.num_running or self._scheduler.num_waiting:
                     self._step()
+            except RankLost as error:
+                why = f"nothing can be computed any more: {error}"
+                logger.error("%s; all requests end", why)
+                self._stopping = True  # first, or a caller whose stream has ended finds the pod ready
             except Exception:
                 logger.exception("engine step failed; all requests end")
                 self._reset()
             self._flush_outbox()
         for request_id in list(self._active):
-            self._end(request_id, FinishReason.ERROR, error="the engine was stopped")
+            self._end(request_id, FinishReason.ERROR, error=why)
         self._flush_outbox()
 
     def _drain_inbox(self) -> None:
@@ -328,7 +340,7 @@ class Engine:
         drafts: dict[str, list[int]] = {}
         if self._speculator is not None:
             drafts = self._speculator.propose(now, self._scheduler.running(), self._samplers)
-        plan = self._scheduler.schedule(now, self._pace.max_prompt_tokens(), drafts)
+        plan = self._schedule(now, drafts)
         for request_id in plan.expired:
             self._end(request_id, FinishReason.DEADLINE)
         for request_id in plan.admitted:
@@ -356,6 +368,19 @@ class Engine:
         self._num_tokens += num_tokens
         self._rate.add(now, num_tokens)
 
+    def _schedule(self, now: float, drafts: Mapping[str, Sequence[int]]) -> SchedulerOutput:
+        """Plan a step, without those that lost their places since the last."""
+        with self._lock:  # or somebody might lose a place who is just about to start
+            displaced, self._displaced = self._displaced, []
+            displaced = [a for a in displaced if self._active.get(a.request.request_id) is a]
+            for active in displaced:
+                self._scheduler.finish(active.request.request_id)
+            plan = self._scheduler.schedule(now, self._pace.max_prompt_tokens(), drafts)
+            self._places.start(plan.admitted)
+        for active in displaced:
+            self._end(active.request.request_id, FinishReason.REFUSED)
+        return plan
+
     def _share(self, plan: SchedulerOutput, now: float) -> None:
         """Charge the time since the last step was shared, what followed that one included, to this one's
         sequences, and count what was guessed for them."""
@@ -377,6 +402,8 @@ class Engine:
         """Tokens of all chunks that sample. Requests that fail are ended here, and only those."""
         try:
             logits, rows = self._runner.execute(plan.chunks)
+        except RankLost:
+            raise
         except Exception:
             logger.exception("a batch of %d failed; running its requests one by one", len(plan.chunks))
         else:
@@ -386,6 +413,8 @@ class Engine:
         for chunk in plan.chunks:
             try:
                 sampled |= self._sample([chunk], *self._runner.execute([chunk]))
+            except RankLost:
+                raise
             except Exception as error:
                 self._fail(chunk.request_id, error)
             self._beat = time.monotonic()
@@ -417,67 +446,35 @@ class Engine:
 
     def _emit(self, event: TokenEvent, sampled: Sequence[Sampled], now: float) -> None:
         """Hand on the new tokens of a request, up to the one that completes a stop string."""
-        request_id, reason = event.request_id, event.finish_reason
-        active = self._active[request_id]
-        self._samplers[request_id].observe(sampled[-1].token_id)
-        num_tokens = len(event.token_ids)
-        # The token that stops is no text.
-        num_texts = num_tokens - (reason is FinishReason.STOP)
-        text = ""
-        for num, token_id in enumerate(event.token_ids[:num_texts], 1):
-            text += active.detokenizer.push((token_id,))
-            if active.detokenizer.stopped:
-                reason, num_tokens, num_texts = FinishReason.STOP, num, num
-                break
-        token_ids, logprobs = event.token_ids[:num_tokens], self._logprobs(sampled[:num_texts])
-        if active.request.sampling.logprobs is None:
-            logprobs = None
-        active.tokens_arrived(now, num_tokens)
-        # All but a step's last token were guessed; a stop string may have cut some of them off.
-        active.num_accepted_tokens += min(num_tokens, len(event.token_ids) - 1)
-        if reason is not None:
-            self._end(request_id, reason, text=text, token_ids=token_ids, logprobs=logprobs)
+        active = self._active[event.request_id]
+        self._samplers[event.request_id].observe(sampled[-1].token_id)
+        chunk = told(active, event, sampled, self.tokenizer, now)
+        if chunk.finish_reason is None:
+            self._outbox.put(active, chunk)
         else:
-            self._outbox.put(active, OutputChunk(text, token_ids, logprobs))
-
-    def _logprobs(self, sampled: Sequence[Sampled]) -> tuple[PositionLogprobs, ...] | None:
-        return tuple(
-            PositionLogprobs(
-                self._token_logprob(each.token_id, each.chosen_logprob),
-                tuple(self._token_logprob(i, v) for i, v in each.top),
-            )
-            for each in sampled
-            if each.chosen_logprob is not None
-        )
-
-    def _token_logprob(self, token_id: int, logprob: float) -> TokenLogprob:
-        text = self.tokenizer.token_text(token_id)
-        return TokenLogprob(token_id, text, logprob, self.tokenizer.token_bytes(token_id))
+            self._end(event.request_id, chunk.finish_reason, chunk)
 
     def _end(
         self,
         request_id: str,
         reason: FinishReason,
+        chunk: OutputChunk = _NOTHING,
         *,
-        text: str = "",
-        token_ids: tuple[int, ...] = (),
-        logprobs: tuple[PositionLogprobs, ...] | None = None,
         error: str | None = None,
     ) -> None:
-        """Forget a request and queue its last chunk; does nothing for one that has ended."""
+        """Forget a request and queue its last `chunk`, made complete; does nothing for one that has ended."""
         with self._lock:
             active = self._active.pop(request_id, None)
+            self._places.leave(request_id)
         if active is None:
             return
         self._scheduler.finish(request_id)
         self._samplers.pop(request_id, None)
         if self._speculator is not None:
             self._speculator.forget(request_id)
-        if error is None:
-            text += active.detokenizer.flush()
+        text = chunk.text if error is not None else chunk.text + active.detokenizer.flush()
         timing = active.timing(time.monotonic())
-        chunk = OutputChunk(text, token_ids, logprobs, reason, error, timing)
-        self._outbox.put(active, chunk)
+        self._outbox.put(active, replace(chunk, text=text, finish_reason=reason, error=error, timing=timing))
 
     def _fail(self, request_id: str, error: Exception) -> None:
         logger.error("request %s failed", request_id, exc_info=error)

@@ -10,11 +10,13 @@ Invariant: what a request says stands in a grammar as a JSON schema only, never 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 from sluice_runtime.engine.types import InvalidRequest
+from sluice_runtime.schema_shape import parts
 
 TOOL_BEGIN, TOOL_END = "<tool_call>", "</tool_call>"
 MAX_COUNT = 10_000
@@ -31,6 +33,12 @@ _COUNTS = frozenset(
         "maxContains",
     }
 )
+_LOWEST, _HIGHEST = {"minimum", "exclusiveMinimum"}, {"maximum", "exclusiveMaximum"}
+_MAX_BOUND = 2**63
+_FORMATS = frozenset(
+    {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"}
+)
+"""What llguidance enforces."""
 # Without a bound a model may go on with white space for ever; this is a space, or a line and its indentation.
 _JSON = {"whitespace_pattern": r" |\n[ \t]{0,20}", "lenient": False}
 
@@ -80,17 +88,44 @@ def tool_grammar(
 
 def _json(schema: Mapping[str, Any]) -> str:
     # Whatever the request says about how it is compiled is not the request's to say.
-    return "%json " + json.dumps({**schema, "x-guidance": _JSON})
+    return "%json " + json.dumps({**_without_remarks(schema), "x-guidance": _JSON})
 
 
-def check_counts(node: Any, path: str = "") -> None:
-    """Raise `InvalidRequest` where a schema counts beyond `MAX_COUNT`: cheap to write, dear to compile."""
-    if isinstance(node, list):
-        for i, item in enumerate(node):
-            check_counts(item, f"{path}/{i}")
-    if isinstance(node, Mapping):
-        for key, value in node.items():
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if key in _COUNTS and is_number and value > MAX_COUNT:
-                raise InvalidRequest(f"{key} at {path or '/'} must be at most {MAX_COUNT}")
-            check_counts(value, f"{path}/{key}")
+def _without_remarks(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """`schema` without formats that nobody enforces: to the standard any format is a remark, and llguidance
+    refuses those that it does not know."""
+    copy: dict[str, Any] = deepcopy(dict(schema))
+    for _, part in parts(copy, item_lists=True):
+        if part.get("format") not in _FORMATS:
+            part.pop("format", None)
+    return copy
+
+
+def check_numbers(schema: Mapping[str, Any]) -> None:
+    """Raise `InvalidRequest` where a schema counts beyond `MAX_COUNT`, which is cheap to write and dear to
+    compile, or has a number that would be another one in its grammar, so that no answer could fit both."""
+    for at, part in parts(schema, item_lists=True):
+        for key, value in part.items():
+            where = f"{key} at {at or '/'}"
+            if key in _COUNTS and value > MAX_COUNT:
+                raise InvalidRequest(f"{where} must be at most {MAX_COUNT}")
+            if (key in _LOWEST and value >= _MAX_BOUND) or (key in _HIGHEST and value <= -_MAX_BOUND):
+                raise InvalidRequest(f"{where} is beyond 64 bits")
+            if key in ("const", "enum") and not all(map(_is_exact, _numbers(value))):
+                raise InvalidRequest(f"{where} has a number that can't be kept exactly: use a string")
+
+
+def _numbers(value: Any) -> Iterator[int | float]:
+    if isinstance(value, int | float):
+        yield value
+    elif isinstance(value, list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(item)
+
+
+def _is_exact(number: int | float) -> bool:
+    """Whether llguidance writes this one as it is: it reads numbers as floats, and is only sure to read those
+    right whose digits and power of ten a float holds."""
+    if isinstance(number, int):
+        return abs(number) <= 2**53
+    return number == 0 or (1e-7 <= abs(number) <= 2**53 and float(f"{number:.15g}") == number)

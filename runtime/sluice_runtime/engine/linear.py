@@ -12,6 +12,7 @@ Invariant: a layer's result for a row does not depend on other rows, beyond roun
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -151,6 +152,14 @@ def _integer_product(rows: Tensor, laid: dict[str, Tensor], _: int) -> Tensor:
     return (sums * scale).mul_(laid["scale"]).to(rows.dtype)
 
 
+@functools.cache
+def integer_sums_are_exact() -> bool:
+    """Whether `_int_mm` adds right on this CPU. Where that has no VNNI, oneDNN adds pairs of products in 16
+    bits, which saturate, and says nothing."""
+    levels = torch.full((32, 64), 127, dtype=torch.int8)
+    return bool((torch._int_mm(levels, levels.t()) == 64 * 127 * 127).all())
+
+
 def _kept(weight: QuantizedWeight, _: torch.dtype) -> dict[str, Tensor]:
     kept = {"data": weight.data, "scale": weight.scale}
     return kept if weight.zero is None else {**kept, "zero": weight.zero}
@@ -223,7 +232,9 @@ PRODUCTS: dict[str, dict[str, Product]] = {
     "W8A8": {
         "native": _native("W8A8", native.pack_w8a8),
         "int_mm": _torch(
-            lambda w, _, device: device.type == "cpu" and w.group == w.in_features,
+            lambda w, _, device: (
+                device.type == "cpu" and w.group == w.in_features and integer_sums_are_exact()
+            ),
             _integer_layout,
             _integer_product,
         ),
@@ -261,11 +272,16 @@ class QuantizedLinear(nn.Module):
         return y.view(*x.shape[:-1], self.out_features)
 
 
+def packs_bfloat16() -> bool:
+    """Whether our kernels run on this CPU, or oneDNN has bfloat16 for it."""
+    onednn = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()  # type: ignore[no-untyped-call]
+    return bool(onednn) or native.library() is not None
+
+
 def pack_bfloat16(model: nn.Module) -> None:
     """Replace each bfloat16 `nn.Linear` on the CPU, where our kernels run or oneDNN has bfloat16; otherwise
     leave the model alone."""
-    onednn = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()  # type: ignore[no-untyped-call]
-    if not onednn and native.library() is None:
+    if not packs_bfloat16():
         return
     share(model, nn.Linear, _join_packed)
     for parent, name, child in _linears(model):

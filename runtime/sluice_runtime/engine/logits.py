@@ -10,7 +10,7 @@ top-k, top-p, min-p.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -114,19 +114,28 @@ def forbid(logits: Tensor, rows: Sequence[int], mask: Mask) -> None:
 @dataclass(frozen=True, slots=True)
 class Candidates:
     """Distributions of the batch's `rows`: `weights` [rows, n], not normalised, of the tokens `ids`
-    [rows, n]; None: of all."""
+    [rows, n]; None: of all. `enough` [rows]: whether they hold all that top-p keeps; None: they do."""
 
     rows: list[int]
     weights: Tensor
     ids: Tensor | None = None
+    enough: Tensor | None = None
 
 
-def candidates(logits: Tensor, params: Sequence[SamplingParams]) -> list[Candidates]:
+def candidates(
+    logits: Tensor, params: Sequence[SamplingParams], skipped: int = 0, at_once: bool | None = None
+) -> list[Candidates]:
     """What may be drawn from `logits` [rows, vocab] (penalties, bias and grammar applied) and how likely.
 
     Rows are grouped by what they cost (nothing cut, a partial sort, a whole sort), and each is computed as it
     would be alone: neither its time nor its ties depend on a neighbour. Temperatures are above 0.
+
+    `at_once`: without looking at a value, which on a device would be waited for, so that too few of a row's
+    best may be given; where `enough` says so, it is for the caller to ask for these rows again with one more
+    of the widths `skipped`. None: on a device, and not on a CPU.
     """
+    if at_once is None:
+        at_once = logits.device.type != "cpu"
     if any(p.temperature != 1.0 for p in params):
         logits = logits / _column([p.temperature for p in params], logits)
     weights = torch.softmax(logits, dim=-1)
@@ -134,26 +143,22 @@ def candidates(logits: Tensor, params: Sequence[SamplingParams]) -> list[Candida
     cut = [row for row, p in enumerate(params) if 0 < p.top_k < size or p.top_p < 1.0]
     whole = [row for row in range(len(params)) if row not in set(cut)]
     groups = [Candidates(whole, rows_of(weights, whole))] if whole else []
-    for width in _WIDTHS:
+    for width in _WIDTHS[skipped:]:
         width = min(width, size)
         tried = [row for row in cut if params[row].top_k <= width]
         if tried:
             mine = rows_of(weights, tried)
             ordered, ids = torch.topk(mine, width)
             total = mine.sum(dim=-1)
-            # Only where it tells anything is it waited for.
-            open_ = width < size and any(params[row].top_k == 0 for row in tried)
-            reached = (ordered.sum(dim=-1) / total).tolist() if open_ else [0.0] * len(tried)
-            held = [
-                at
-                for at, row in enumerate(tried)
-                if width == size or params[row].top_k > 0 or reached[at] > params[row].top_p
-            ]
-            rows = [tried[at] for at in held]
+            enough = None if width == size else _enough(ordered, total, [params[row] for row in tried])
+            rows = tried
+            if enough is not None and not at_once:
+                held = [at for at, is_enough in enumerate(enough.tolist()) if is_enough]
+                rows, enough = [tried[at] for at in held], None
+                ordered, ids, total = (rows_of(part, held) for part in (ordered, ids, total))
             cut = [row for row in cut if row not in set(rows)]
             if rows:
-                kept = [rows_of(part, held) for part in (ordered, ids, total)]
-                groups.append(_cut(rows, kept[0], kept[1], kept[2], params))
+                groups.append(replace(_cut(rows, ordered, ids, total, params), enough=enough))
     if cut:
         mine = rows_of(weights, cut)
         ordered, ids = torch.sort(mine, dim=-1, descending=True, stable=True)
@@ -161,11 +166,27 @@ def candidates(logits: Tensor, params: Sequence[SamplingParams]) -> list[Candida
     return [_without_unlikely(group, params) for group in groups]
 
 
+def _enough(ordered: Tensor, total: Tensor, params: Sequence[SamplingParams]) -> Tensor | None:
+    """Whether a row's best, `ordered`, hold all that it may draw [rows]. None: all do, with a top-k."""
+    if all(p.top_k > 0 for p in params):
+        return None
+    top_p = on_device([-1.0 if p.top_k > 0 else p.top_p for p in params], torch.float64, total.device)
+    return (ordered.sum(dim=-1) / total).double() > top_p
+
+
 def rows_of(values: Tensor, rows: Sequence[int]) -> Tensor:
     """These rows (ascending), without a copy where they are all."""
     if len(rows) == len(values):
         return values
     return values.index_select(0, on_device(rows, torch.long, values.device))
+
+
+def in_order(values: Tensor, rows: Sequence[int]) -> Tensor:
+    """`values` of those `rows`, brought into ascending order of rows."""
+    order = sorted(range(len(rows)), key=lambda at: rows[at])
+    if order == list(range(len(rows))):
+        return values
+    return values.index_select(0, on_device(order, torch.long, values.device))
 
 
 def _cut(
@@ -191,7 +212,7 @@ def _without_unlikely(group: Candidates, params: Sequence[SamplingParams]) -> Ca
     if not any(limits):
         return group
     kept = group.weights >= _column(limits, group.weights) * group.weights.amax(dim=-1, keepdim=True)
-    return Candidates(group.rows, torch.where(kept, group.weights, 0.0), group.ids)
+    return replace(group, weights=torch.where(kept, group.weights, 0.0))
 
 
 def distribution(logits: Tensor, params: SamplingParams) -> Tensor:
@@ -200,7 +221,7 @@ def distribution(logits: Tensor, params: SamplingParams) -> Tensor:
     if params.temperature < GREEDY_BELOW:
         return torch.nn.functional.one_hot(logits.argmax(dim=-1), logits.shape[1]).double()
     whole = torch.zeros(logits.shape, dtype=torch.float64, device=logits.device)
-    for group in candidates(logits.float(), [params] * len(logits)):
+    for group in candidates(logits.float(), [params] * len(logits), at_once=False):
         weights = group.weights.double()
         probs = weights / weights.sum(dim=-1, keepdim=True)
         if group.ids is not None:

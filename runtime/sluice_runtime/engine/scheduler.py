@@ -26,11 +26,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from sluice_runtime.engine.blocks import ROOT_KEY, BlockManager, block_key
+from sluice_runtime.engine.blocks import BlockManager
 from sluice_runtime.engine.fairness import DEFAULT_BURST_TOKENS, DEFAULT_MAX_WAIT_S, Demand, FairQueue, split
 from sluice_runtime.engine.plan import RequestState, ScheduledChunk, SchedulerOutput, TokenEvent
 from sluice_runtime.engine.preemption import Shares, by_value, displaced
-from sluice_runtime.engine.types import EngineRequest, FinishReason, QueueFull, RequestTooLong
+from sluice_runtime.engine.prefix import find, publish
+from sluice_runtime.engine.types import EngineRequest, FinishReason, RequestTooLong
 
 _NO_DRAFTS: Mapping[str, Sequence[int]] = MappingProxyType({})
 _BACKLOG_STEPS = 80
@@ -77,7 +78,6 @@ class Scheduler:
         max_num_seqs: int,
         max_batch_tokens: int,
         max_model_len: int,
-        max_waiting: int,
         eos_token_ids: frozenset[int] = frozenset(),
         max_wait_s: float = DEFAULT_MAX_WAIT_S,
         burst_tokens: float = DEFAULT_BURST_TOKENS,
@@ -90,7 +90,6 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         self.max_batch_tokens = max_batch_tokens
         self.max_model_len = min(max_model_len, blocks.num_blocks * blocks.block_size)
-        self.max_waiting = max_waiting
         self.eos_token_ids = eos_token_ids
         self.prefix_query_tokens_total = 0
         self.prefix_hit_tokens_total = 0
@@ -116,12 +115,11 @@ class Scheduler:
         return self._running.get(request_id) or self._queue.find(request_id)
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a request. Raises `RequestTooLong` if it could never be admitted, `QueueFull`."""
+        """Queue a request. Raises `RequestTooLong` if it could never be admitted. How many may wait is
+        places.py's to say."""
         num_prompt, max_tokens = len(request.prompt_ids), request.sampling.max_tokens
         if num_prompt + max_tokens > self.max_model_len:
             raise RequestTooLong(num_prompt, max_tokens, self.max_model_len)
-        if len(self._queue) >= self.max_waiting:
-            raise QueueFull(len(self._queue))
         self._num_arrivals += 1
         self._queue.add(RequestState(request, list(request.prompt_ids), self._num_arrivals))
 
@@ -177,9 +175,10 @@ class Scheduler:
             step.budget = min(whole, max(max_prompt_tokens, self._num_due() // _BACKLOG_STEPS))
             num_extra = min(int(step.budget * _LIGHT_EXTRA), whole - step.budget)
         self._admit_waiting(step, now)
+        demands = self._demands(step)
         if num_extra > 0:
-            step.budget += min(num_extra, self._num_light(step))
-        self._compute_prompts(step)
+            step.budget += min(num_extra, self._num_light(demands))
+        self._compute_prompts(step, demands)
         if drafts:
             self._compute_drafts(step, drafts)
         return SchedulerOutput(
@@ -200,11 +199,10 @@ class Scheduler:
             num_due += sum(state.num_lacking for state in self._queue) * num_next // len(self._queue)
         return num_due
 
-    def _num_light(self, step: _Step) -> int:
+    def _num_light(self, demands: Sequence[Demand]) -> int:
         """Tokens that the prompts of the least served tenant lack, beside prompts of others, if it is light:
         has at most half its share of slots. A flood's prompts then cost it hardly more steps than an equal's.
         """
-        demands = self._demands(step)
         if len(demands) < 2:
             return 0
         least, slots = min(demands, key=lambda d: d.served), self._slots()
@@ -321,7 +319,7 @@ class Scheduler:
 
     def _room(self, state: RequestState) -> _Room:
         """What it takes to let a waiting request run beside what is promised to those that do."""
-        prefix, slots = self._cached_prefix(state)
+        prefix, slots = find(self.blocks, state)
         num_blocks = self._num_promised(state) - len(prefix) + self.blocks.num_idle(prefix)
         promised = sum(self._num_promised(s) - len(s.block_table) for s in self._running.values())
         return _Room(prefix, slots, num_blocks, num_blocks + promised - self.blocks.num_available)
@@ -331,18 +329,6 @@ class Scheduler:
         num_most = len(state.request.prompt_ids) + state.request.sampling.max_tokens
         num_blocks_for = self.blocks.num_blocks_for
         return min(num_blocks_for(len(state.token_ids)) + 1, num_blocks_for(num_most))
-
-    def _cached_prefix(self, state: RequestState) -> tuple[list[int], list[int]]:
-        """Blocks of the cached prefix, and slots of host memory that go on with it."""
-        request = state.request
-        if not request.prefix_cache:
-            return [], []
-        # The last token is always computed: its logits give the next one.
-        num_full = (len(state.token_ids) - 1) // self.blocks.block_size
-        self._extend_keys(state, num_full)
-        keys = state.block_keys[:num_full]
-        prefix = self.blocks.find_prefix(request.scope, keys, state.token_ids)
-        return prefix, self.blocks.find_offloaded(request.scope, keys, state.token_ids, len(prefix))
 
     def _weights(self) -> dict[str, float]:
         present = (*self._queue.tenants(), *(state.tenant for state in self._running.values()))
@@ -396,8 +382,8 @@ class Scheduler:
     def _demand(self, tenant: str, num_tokens: int) -> Demand:
         return Demand(tenant, num_tokens, self._queue.weight(tenant), self._queue.served(tenant))
 
-    def _compute_prompts(self, step: _Step) -> None:
-        shares = split(step.budget, self._demands(step))
+    def _compute_prompts(self, step: _Step, demands: Sequence[Demand]) -> None:
+        shares = split(step.budget, demands)
         for state in self._prompts(step):
             num_tokens = min(state.num_lacking, shares[state.tenant])
             if num_tokens > 0 and state.request_id in self._running:
@@ -473,8 +459,7 @@ class Scheduler:
         self.num_recomputed_tokens_total += num_tokens - min(num_tokens, num_new)
         state.num_ever_computed = max(state.num_ever_computed, state.num_computed_tokens)
         self._queue.computed(state, num_new)
-        if state.request.prefix_cache:
-            self._publish(state)
+        publish(self.blocks, state)
 
     def _discard(self, state: RequestState, num_wrong: int) -> None:
         """Guesses that were wrong are charged too, for they took the same time; blocks that only they
@@ -488,28 +473,6 @@ class Scheduler:
             self.blocks.release(surplus)
             # A new list: plans that were handed out hold the old one.
             state.block_table = state.block_table[:num_blocks]
-
-    def _extend_keys(self, state: RequestState, num_blocks: int) -> None:
-        size = self.blocks.block_size
-        while len(state.block_keys) < num_blocks:
-            i = len(state.block_keys)
-            parent = state.block_keys[-1] if i else ROOT_KEY
-            state.block_keys.append(
-                block_key(state.request.scope, parent, state.token_ids[i * size : (i + 1) * size])
-            )
-
-    def _publish(self, state: RequestState) -> None:
-        size, scope = self.blocks.block_size, state.request.scope
-        num_full = state.num_computed_tokens // size
-        self._extend_keys(state, num_full)
-        low = state.request.priority < 0
-        for i in range(state.num_published, num_full):
-            parent = state.block_keys[i - 1] if i else ROOT_KEY
-            tokens = state.token_ids[i * size : (i + 1) * size]
-            self.blocks.publish(
-                state.block_table[i], state.block_keys[i], scope, parent, tokens, low_priority=low
-            )
-        state.num_published = max(state.num_published, num_full)
 
     def _finish_reason(self, state: RequestState, token_id: int) -> FinishReason | None:
         sampling = state.request.sampling

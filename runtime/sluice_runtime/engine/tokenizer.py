@@ -39,6 +39,10 @@ class Tokenizer:
         self._added_ids = {token.content: int(i) for i, token in added.items()}
         self.special_ids = frozenset(int(i) for i, token in added.items() if token.special)
         self._special = frozenset(token.content for token in added.values() if token.special)
+        # Looked up by length: some models have hundreds of special tokens, and a chat hundreds of strings.
+        self._beginnings = frozenset(t[:n] for t in self._special for n in range(1, len(t)))
+        self._endings = frozenset(t[n:] for t in self._special for n in range(1, len(t)))
+        self._longest = max(map(len, self._special), default=0)
         self._plain_added_ids = frozenset(self._added_ids.values()) - self.special_ids
         self._literals = _pattern({t: re.escape(t) for t in self._added_ids})
         # Some tokens swallow the white space beside them.
@@ -128,12 +132,11 @@ class Tokenizer:
         return text
 
     def _may_begin(self, body: str) -> bool:
-        return any(body.endswith(t[:n]) for t in self._special for n in range(1, min(len(t), len(body) + 1)))
+        """Whether an end of the text begins a special token."""
+        return any(body[-n:] in self._beginnings for n in range(1, min(self._longest, len(body) + 1)))
 
     def _may_continue(self, body: str) -> bool:
-        return any(
-            body.startswith(t[-n:]) for t in self._special for n in range(1, min(len(t), len(body) + 1))
-        )
+        return any(body[:n] in self._endings for n in range(1, min(self._longest, len(body) + 1)))
 
     def _encode_guarded(self, text: str, sentinel: str) -> list[int]:
         ids: list[int] = []

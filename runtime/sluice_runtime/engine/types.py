@@ -18,13 +18,15 @@ _NO_BIAS: Mapping[int, float] = MappingProxyType({})
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. `STOP` covers end-of-sequence, stop ids and stop strings."""
+    """Why a request ended. `STOP` covers end-of-sequence, stop ids and stop strings. `REFUSED`: it lost its
+    place in the queue to another tenant's request before it had started (places.py)."""
 
     STOP = "stop"
     LENGTH = "length"
     CANCELLED = "cancelled"
     ERROR = "error"
     DEADLINE = "deadline"
+    REFUSED = "refused"
 
 
 class InvalidRequest(ValueError):
@@ -132,7 +134,8 @@ class EngineRequest:
     `tenant` is whose share of the engine it uses, `weight` how large that share is beside others', and while
     `max_running` of the tenant's requests that have such a cap run, it waits. When KV is short, the lowest
     `priority` gives way first; it does not move a request in the queue. `task` is what it is for, as the
-    gateway has checked; `speculation=False` lets nothing be guessed for it (speculation/).
+    gateway has checked; `speculation=False` lets nothing be guessed for it (speculation/). One that
+    `keeps_place` never ends with `FinishReason.REFUSED`: it goes on with an answer that has begun.
     """
 
     request_id: str
@@ -148,6 +151,7 @@ class EngineRequest:
     grammar: Grammar | None = None
     task: str = ""
     speculation: bool = True
+    keeps_place: bool = False
 
 
 @dataclass(frozen=True)
@@ -330,6 +334,7 @@ class EngineLoad:
     prefix_hit_tokens_total: int
     num_steps_total: int
     num_requests_total: int
+    num_displaced_total: int = 0
     num_preemptions_total: int = 0
     num_recomputed_tokens_total: int = 0
     num_evictions_total: int = 0

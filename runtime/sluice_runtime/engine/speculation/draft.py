@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from sluice_runtime.engine.blocks import BlockManager
+from sluice_runtime.engine.draws import draw
 from sluice_runtime.engine.logits import GREEDY_BELOW
 from sluice_runtime.engine.plan import ScheduledChunk
 from sluice_runtime.engine.runner import ModelRunner
-from sluice_runtime.engine.sampler import draw
 from sluice_runtime.engine.speculation.proposer import Wanted
 from sluice_runtime.engine.tokenizer import Tokenizer
 

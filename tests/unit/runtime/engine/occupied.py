@@ -1,6 +1,6 @@
 """A process of its own that loads a model, fills its KV cache at full width, and prints what memory it holds.
 
-Counted is what the kernel can't take back: anonymous pages, and weights that still lie in a mapped file.
+Counted is what the kernel can't take back: anonymous pages, also swapped out, and weights in a mapped file.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 
 def _anonymous() -> int:
-    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("RssAnon"))
-    return int(line.split()[1]) * 1024
+    told = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return sum(int(told[name].split()[0]) for name in ("RssAnon", "VmSwap")) * 1024
 
 
 def _mapped(model: Any) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 from sluice_runtime.engine.blocks import BlockManager
 from sluice_runtime.engine.rate import Pace
 from sluice_runtime.engine.scheduler import Scheduler
-from sluice_runtime.engine.types import EngineRequest, QueueFull, SamplingParams
+from sluice_runtime.engine.types import EngineRequest, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,6 @@ class Outcome:
     waits: dict[str, list[float]] = field(default_factory=dict)
     tokens: list[tuple[float, str, int]] = field(default_factory=list)
     num_finished: int = 0
-    num_refused: int = 0
     num_steps: int = 0
     num_preemptions: int = 0
     num_recomputed: int = 0
@@ -87,7 +86,6 @@ def simulate(
     block_size: int = 16,
     max_num_seqs: int = 16,
     max_batch_tokens: int = 512,
-    max_waiting: int = 100_000,
     base_s: float = 0.010,
     token_s: float = 0.0004,
     stream_s: float | None = None,
@@ -103,7 +101,6 @@ def simulate(
         max_num_seqs=max_num_seqs,
         max_batch_tokens=max_batch_tokens,
         max_model_len=10**9,
-        max_waiting=max_waiting,
         **options,
     )
     outcome, now, pace = Outcome(), 0.0, Pace(max_batch_tokens)
@@ -115,11 +112,8 @@ def simulate(
     while (todo or live) and now < until:
         while todo and todo[0][0] <= now:
             _, i, arrival = heapq.heappop(todo)
-            try:
-                scheduler.add(_request(str(i), arrival, fair))
-                live[str(i)] = (arrival, arrival.at)
-            except QueueFull:
-                outcome.num_refused += 1
+            scheduler.add(_request(str(i), arrival, fair))
+            live[str(i)] = (arrival, arrival.at)
         if not live:
             now = todo[0][0]
             continue

@@ -36,7 +36,6 @@ def _scheduler(max_num_seqs: int = 8, num_blocks: int = 64, **options: float) ->
         max_num_seqs=max_num_seqs,
         max_batch_tokens=64,
         max_model_len=100,
-        max_waiting=1000,
         **{"burst_tokens": 0.0, **options},
     )
 

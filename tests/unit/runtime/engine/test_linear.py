@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from sluice_runtime.engine.linear import PackedPart, pack_bfloat16, quantize, weight_bytes
+from sluice_runtime.engine.linear import PackedPart, pack_bfloat16, packs_bfloat16, quantize, weight_bytes
 
 
 class Block(nn.Module):
@@ -25,6 +25,7 @@ class Block(nn.Module):
         return torch.as_tensor(self.o_proj(torch.cat(parts, dim=-1)))
 
 
+@pytest.mark.skipif(not packs_bfloat16(), reason="no processor for bfloat16")
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("num_rows", [1, 3, 16, 200])
 @torch.inference_mode()

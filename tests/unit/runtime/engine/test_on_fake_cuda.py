@@ -160,32 +160,42 @@ def test_a_step_that_is_captured_looks_at_no_value(kind: str, fake: None) -> Non
     assert logits.shape == (3, 300)
 
 
-@pytest.mark.parametrize(
-    ("sampling", "num_waits"),
-    [
-        ({"temperature": 0.0}, 1),
-        # What is broken is told before anything is drawn.
-        ({"temperature": 0.7}, 2),
-        ({"temperature": 0.7, "top_k": 5, "min_p": 0.1}, 2),
-        ({"temperature": 0.7, "repetition_penalty": 1.2, "logit_bias": {3: 1.0}}, 2),
-        # Whether the 64 best hold enough.
-        ({"temperature": 0.7, "top_p": 0.9}, 3),
-        ({"temperature": 0.0, "logprobs": 3}, 3),
-    ],
-    ids=str,
-)
-def test_a_step_waits_for_what_is_sampled_and_no_more(
-    sampling: dict[str, Any], num_waits: int, fake: None
+class AnyForm:
+    """A grammar, and an answer's place in it, that allows everything."""
+
+    def matcher(self) -> AnyForm:
+        return self
+
+    def fill_mask(self, row: Any) -> None:
+        row[:] = -1
+
+    def consume(self, token_id: int) -> None: ...
+
+
+KINDS_OF_SAMPLING: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.7},
+    {"temperature": 0.7, "top_k": 5, "min_p": 0.1},
+    {"temperature": 0.7, "repetition_penalty": 1.2, "logit_bias": {3: 1.0}},
+    {"temperature": 0.7, "top_p": 0.9},
+    {"temperature": 0.0, "logprobs": 3},
+]
+
+
+@pytest.mark.parametrize("kinds", [*([kind] for kind in KINDS_OF_SAMPLING), KINDS_OF_SAMPLING], ids=str)
+@pytest.mark.parametrize("form", [None, AnyForm()], ids=["free", "form"])
+def test_a_step_waits_once_for_whatever_is_sampled(
+    kinds: list[dict[str, Any]], form: AnyForm | None, fake: None
 ) -> None:
-    params = SamplingParams(max_tokens=9, **sampling)
-    guessed = [Guessed(SamplerState(params, (1, 2), device="cuda")) for _ in range(3)]
+    params = [SamplingParams(max_tokens=9, **kind) for kind in kinds * 3]
+    guessed = [Guessed(SamplerState(own, (1, 2), form, device="cuda")) for own in params]
     for each in guessed:
         each.state.observe(7)
-    logits = torch.empty(3, 300, dtype=torch.bfloat16, device="cuda")
+    logits = torch.empty(len(params), 300, dtype=torch.bfloat16, device="cuda")
     with Waits() as waits:
         tokens = verify(logits, guessed)
-    assert [len(own) for own in tokens if isinstance(own, list)] == [1, 1, 1], tokens
-    assert waits.num == num_waits
+    assert [len(own) for own in tokens if isinstance(own, list)] == [1] * len(params), tokens
+    assert waits.num == 1
 
 
 def test_fake_tensors_would_tell(fake: None) -> None:

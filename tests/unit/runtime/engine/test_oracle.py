@@ -43,7 +43,6 @@ def _serve(
         max_num_seqs=max_num_seqs,
         max_batch_tokens=max_batch_tokens,
         max_model_len=256,
-        max_waiting=100,
     )
     output: dict[str, list[int]] = {i: [] for i in prompts}
     left = dict(arrivals)
@@ -167,9 +166,7 @@ def test_kv_is_allocated_once(llama: Any) -> None:
     cache = runner._cache
     assert cache is not None
     pointers = [t.data_ptr() for t in (*cache.keys, *cache.values)]
-    scheduler = Scheduler(
-        BlockManager(8, 4), max_num_seqs=2, max_batch_tokens=8, max_model_len=32, max_waiting=4
-    )
+    scheduler = Scheduler(BlockManager(8, 4), max_num_seqs=2, max_batch_tokens=8, max_model_len=32)
     scheduler.add(EngineRequest("a", (1, 2, 3), SamplingParams(max_tokens=4), "s"))
     while scheduler.num_waiting or scheduler.num_running:
         plan = scheduler.schedule(0.0)

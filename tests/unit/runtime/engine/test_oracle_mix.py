@@ -97,7 +97,6 @@ def _serve(
         max_num_seqs=limits["max_num_seqs"],
         max_batch_tokens=limits["max_batch_tokens"],
         max_model_len=256,
-        max_waiting=100,
         burst_tokens=8,
     )
     output: dict[str, list[int]] = {r.request_id: [] for r in requests}

@@ -22,6 +22,7 @@ import transformers
 from sluice_runtime.engine.engine import Engine
 from sluice_runtime.engine.plan import ScheduledChunk
 from sluice_runtime.engine.runner import ModelRunner
+from sluice_runtime.engine.team import RankLost
 from sluice_runtime.engine.types import (
     EngineConfig,
     EngineStopped,
@@ -310,6 +311,42 @@ async def test_what_is_abandoned_ends_though_the_engine_waits_for_ever(
         assert engine.load().num_running == 1, "its thread is where it was"
     finally:
         runner.released.set()
+        engine.stop()
+
+
+class _Lost(VarlenRunner):
+    """From the third step on it finds that a rank is gone, as gloo does."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.num_left = 100
+
+    def execute(self, chunks: Sequence[ScheduledChunk]) -> tuple[torch.Tensor, list[str]]:
+        self.num_left -= 1
+        if self.num_left < 0:
+            raise RankLost("a rank has ended")
+        return super().execute(chunks)
+
+
+async def test_an_engine_that_finds_a_rank_gone_is_unhealthy_before_its_streams_end(
+    llama: Oracle, tokenizer: Any, request_of: Callable[..., Any]
+) -> None:
+    """Whoever sees the stream end and asks for readiness must not be told that all is well."""
+    config = EngineConfig(num_kv_blocks=64, block_size=4, max_num_seqs=1, num_threads=1)
+    engine = Engine(loaded(llama.model, tokenizer), config, _Lost)
+    runner: Any = engine._runner
+    engine.start()
+    try:
+        runner.num_left = 2
+        stream = engine.submit(request_of("a", (1, 2, 3), 40))
+        async for chunk in stream:
+            last, healthy = chunk, engine.healthy()
+        assert last.finish_reason is FinishReason.ERROR
+        assert last.error == "nothing can be computed any more: a rank has ended"
+        assert not healthy
+        with pytest.raises(EngineStopped):
+            engine.submit(request_of("b", (1, 2, 3), 4))
+    finally:
         engine.stop()
 
 

@@ -15,7 +15,7 @@ from sluice_runtime.engine.plan import RequestState, SchedulerOutput
 from sluice_runtime.engine.preemption import Shares, by_value, displaced
 from sluice_runtime.engine.request import validate
 from sluice_runtime.engine.scheduler import Scheduler
-from sluice_runtime.engine.types import EngineRequest, InvalidRequest, QueueFull, SamplingParams
+from sluice_runtime.engine.types import EngineRequest, InvalidRequest, SamplingParams
 
 Make = Callable[..., EngineRequest]
 
@@ -25,7 +25,6 @@ def _scheduler(num_blocks: int, **options: Any) -> Scheduler:
         "max_num_seqs": 4,
         "max_batch_tokens": 32,
         "max_model_len": 64,
-        "max_waiting": 9,
     }
     return Scheduler(BlockManager(num_blocks, 4), **(defaults | options))
 
@@ -249,7 +248,6 @@ class PreemptionMachine(RuleBasedStateMachine):
             max_num_seqs=self.SEQS,
             max_batch_tokens=self.BUDGET,
             max_model_len=64,
-            max_waiting=6,
             max_wait_s=20.0,
             burst_tokens=4,
         )
@@ -258,6 +256,7 @@ class PreemptionMachine(RuleBasedStateMachine):
         self.started: set[str] = set()
         self.num_submitted = self.now = 0
 
+    @precondition(lambda self: self.scheduler.num_waiting < 6)
     @rule(
         prompt=st.lists(st.integers(1, 2), min_size=1, max_size=12),
         max_tokens=st.integers(1, 6),
@@ -281,10 +280,7 @@ class PreemptionMachine(RuleBasedStateMachine):
             weight=weight,
             priority=priority,
         )
-        try:
-            self.scheduler.add(request)
-        except QueueFull:
-            return
+        self.scheduler.add(request)
         self.open[request_id] = request
         self.shown[request_id] = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice_runtime.engine.sampler import MIN_LOGPROB, Sampled, SamplerState, SamplingFailed, sample
+from sluice_runtime.engine import sampler
+from sluice_runtime.engine.sampler import MIN_LOGPROB, Result, Sampled, SamplerState, SamplingFailed, sample
 from sluice_runtime.engine.types import SamplingParams
 
 
@@ -142,3 +144,83 @@ def test_every_combination_yields_a_possible_token(
     assert 0 <= result.token_id < len(logits)
     assert result.chosen_logprob is not None
     assert math.isfinite(result.chosen_logprob)
+
+
+# -- as on a device: all of a step is chosen before anything of it is looked at -----------------------------
+
+_OPTIONS = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.0, 0.3, 1.0, 5.0]),
+        "top_p": st.sampled_from([1.0, 0.999, 0.8, 0.1]),
+        "top_k": st.sampled_from([0, 1, 70, 600]),
+        "min_p": st.sampled_from([0.0, 0.05]),
+        "logprobs": st.sampled_from([None, 0, 4]),
+        "logit_bias": st.sampled_from([{}, {3: 5.0}]),
+        "seed": st.integers(0, 99),
+    }
+)
+
+
+class Choosy:
+    """A form that allows some tokens, and breaks where there is only one."""
+
+    def __init__(self, num: int) -> None:
+        self.num = num
+
+    def matcher(self) -> Choosy:
+        return self
+
+    def fill_mask(self, row: Any) -> None:
+        if self.num == 1:
+            raise RuntimeError("no form")
+        row[: self.num] = -1
+
+    def consume(self, token_id: int) -> None: ...
+
+
+def _two_steps(
+    choose: Callable[[torch.Tensor, list[SamplerState]], list[Result]],
+    logits: torch.Tensor,
+    options: list[tuple[dict[str, Any], int | None]],
+) -> list[Any]:
+    """What is chosen, and chosen again after the numbers that that drew."""
+    states = [
+        SamplerState(SamplingParams(max_tokens=9, **own), grammar=None if form is None else Choosy(form))
+        for own, form in options
+    ]
+    found = [choose(rows, states) for rows in (logits, logits.flip(1))]
+    return [each if isinstance(each, Sampled) else str(each) for step in found for each in step]
+
+
+@given(
+    st.lists(st.tuples(_OPTIONS, st.sampled_from([None, None, 1, 2, 9])), min_size=1, max_size=6),
+    st.sets(st.integers(0, 5), max_size=2),
+    st.sampled_from([40, 700, 6000]),
+    st.sampled_from([0.01, 3.0]),
+)
+@settings(max_examples=60)
+def test_what_a_device_draws_at_once_is_what_is_drawn_step_by_step(
+    options: list[tuple[dict[str, Any], int | None]], broken: set[int], size: int, spread: float
+) -> None:
+    logits = spread * torch.randn(len(options), size, generator=torch.Generator().manual_seed(size))
+    for row in broken & set(range(len(options))):
+        logits[row, :] = float("nan")
+    want = _two_steps(sampler._sample_in_parts, logits, options)
+    assert _two_steps(sampler._sample_at_once, logits, options) == want
+
+
+def test_a_number_drawn_for_a_broken_row_is_not_lost() -> None:
+    state, other = _state(seed=3), _state(seed=3)
+    [failed] = sampler._sample_at_once(torch.full((1, 50), float("nan")), [state])
+    assert isinstance(failed, SamplingFailed)
+    assert state.uniform() == other.uniform()
+
+
+@pytest.mark.parametrize(("top_p", "num"), [(0.001, 1), (0.05, 2), (0.5, 3), (0.99, 4)])
+def test_only_a_nucleus_beyond_what_was_looked_at_is_waited_for_again(
+    top_p: float, num: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads, read = [], sampler._read
+    monkeypatch.setattr(sampler, "_read", lambda tables: reads.append(len(tables)) or read(tables))
+    sampler._sample_at_once(torch.zeros(2, 6000), [_state(seed=1, top_p=top_p), _state(temperature=0.0)])
+    assert reads == [2, 1, 1, 1][:num]

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from sluice_runtime.engine.blocks import BlockManager
 from sluice_runtime.engine.plan import SchedulerOutput
 from sluice_runtime.engine.scheduler import Scheduler
-from sluice_runtime.engine.types import EngineRequest, FinishReason, QueueFull, RequestTooLong, SamplingParams
+from sluice_runtime.engine.types import EngineRequest, FinishReason, RequestTooLong, SamplingParams
 
 EOS = 0
 Make = Callable[..., EngineRequest]
@@ -25,7 +25,6 @@ def _scheduler(num_blocks: int = 16, **options: Any) -> Scheduler:
         "max_num_seqs": 4,
         "max_batch_tokens": 8,
         "max_model_len": 64,
-        "max_waiting": 4,
         "eos_token_ids": frozenset({EOS}),
     }
     return Scheduler(BlockManager(num_blocks, 4), **(defaults | options))
@@ -64,9 +63,7 @@ def test_running_streams_come_before_prompts_and_nobody_stops_for_a_newcomer(req
 
 
 def test_a_burst_of_prompts_is_worked_off_however_few_tokens_a_step_should_hold(request_of: Make) -> None:
-    scheduler = _scheduler(
-        num_blocks=256, max_num_seqs=5, max_batch_tokens=64, max_model_len=600, max_waiting=9
-    )
+    scheduler = _scheduler(num_blocks=256, max_num_seqs=5, max_batch_tokens=64, max_model_len=600)
     scheduler.add(request_of("stream", (1, 2), 400))
     _step(scheduler)
     for name in ("a", "b", "c", "d", "no slot"):
@@ -102,14 +99,6 @@ def test_what_can_never_run_is_refused_with_its_counts(request_of: Make) -> None
     assert (caught.value.num_prompt_tokens, caught.value.max_tokens) == (10, 7)
     assert caught.value.max_model_len == 16
     assert "17 tokens (10 in the prompt, 7 in the completion)" in str(caught.value)
-
-
-def test_the_queue_is_bounded(request_of: Make) -> None:
-    scheduler = _scheduler(max_waiting=2)
-    scheduler.add(request_of("a", (1,)))
-    scheduler.add(request_of("b", (1,)))
-    with pytest.raises(QueueFull):
-        scheduler.add(request_of("c", (1,)))
 
 
 def test_deadlines_end_waiting_and_running_requests(request_of: Make) -> None:
@@ -199,13 +188,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_seqs=self.SEQS,
             max_batch_tokens=self.BUDGET,
             max_model_len=24,
-            max_waiting=5,
             eos_token_ids=frozenset({EOS}),
         )
         self.open: dict[str, EngineRequest] = {}
         self.order: list[str] = []
         self.num_submitted = 0
 
+    @precondition(lambda self: self.scheduler.num_waiting < 5)
     @rule(
         prompt=st.lists(st.integers(1, 2), min_size=1, max_size=14),
         max_tokens=st.integers(1, 8),
@@ -217,11 +206,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.num_submitted += 1
         sampling = SamplingParams(max_tokens=max_tokens)
         request = EngineRequest(request_id, tuple(prompt), sampling, scope, cache)
-        try:
-            self.scheduler.add(request)
-        except QueueFull:
-            assert self.scheduler.num_waiting == 5
-            return
+        self.scheduler.add(request)
         self.open[request_id] = request
         self.order.append(request_id)
 

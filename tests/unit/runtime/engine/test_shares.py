@@ -1,9 +1,10 @@
-"""Tenants' weights through a whole pod: the operator's limits and the gateway's headers in, tokens out of the
-real engine."""
+"""Tenants' shares through a whole pod: the operator's limits and the gateway's headers in, tokens or refusals
+out of the real engine."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -72,3 +73,50 @@ async def test_backlogged_tenants_get_tokens_by_weight_and_an_edit_holds_at_once
             tokens = await _tokens(pod, skip=2 * NUM_CLIENTS, num=96)
             assert 0.3 <= tokens["heavy"] / tokens["light"] <= 0.36, tokens
             stop.set()
+
+
+async def test_a_flood_fills_the_queue_and_another_tenant_finds_room(
+    tmp_path: Path, make_engine: Callable[..., Engine]
+) -> None:
+    engine = make_engine(max_num_seqs=1, max_queue=2)
+    opened, execute = threading.Event(), engine._runner.execute
+
+    def held(chunks: Any) -> Any:
+        assert opened.wait(60)
+        return execute(chunks)
+
+    engine._runner.execute = held  # type: ignore[method-assign]
+    async with running_pod(tmp_path, loaded=False) as pod:
+        pod.runtime.become_ready(engine, IDENTITY)
+        await pod.hold(CONFIG)
+
+        def ask(name: str, tenant: str, **more: Any) -> asyncio.Task[Any]:
+            headers = route_headers(tenant=tenant) | {"x-request-id": name}
+            return asyncio.create_task(pod.post(BODY | more, COMPLETIONS, headers))
+
+        runs = ask("runs", "flood")
+        await eventually(lambda: engine.load().num_running == 1)
+        waits = ask("waits", "flood")
+        await eventually(lambda: engine.load().num_waiting == 1)
+        youngest = ask("youngest", "flood", stream=True, n=2)
+        await eventually(lambda: engine.load().num_waiting == 2)
+        again = await ask("again", "flood")
+        other = ask("other", "other", stream=True)
+        await eventually(lambda: engine.load().num_displaced_total == 1)
+        late = await ask("late", "other")
+        opened.set()
+        statuses = {task: (await task).status_code for task in (runs, waits, youngest, other)}
+        assert statuses == {runs: 200, waits: 200, youngest: 429, other: 200}
+        for refused in (youngest.result(), again, late):
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+            assert refused.json()["error"]["code"] == "queue_full"
+        assert other.result().text.endswith("data: [DONE]\n\n")
+        outcomes = {record["request_id"]: (record["outcome"], record["status"]) for record in pod.records()}
+        assert outcomes == {
+            "runs": ("truncated", 200),
+            "waits": ("truncated", 200),
+            "other": ("truncated", 200),
+            **dict.fromkeys(("youngest", "again", "late"), ("rejected", 429)),
+        }
+        metrics = (await soon(pod.api.get("/metrics"))).text
+        assert "sluice_requests_displaced_total 1.0" in metrics

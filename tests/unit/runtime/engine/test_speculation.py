@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from sluice_runtime.engine.draws import draw
 from sluice_runtime.engine.logits import distribution
-from sluice_runtime.engine.sampler import Sampled, SamplerState, SamplingFailed, draw, sample
+from sluice_runtime.engine.sampler import Sampled, SamplerState, SamplingFailed, sample
 from sluice_runtime.engine.speculation.proposer import Wanted
 from sluice_runtime.engine.speculation.suffix import MAX_MATCH, MIN_MATCH, Suffix, SuffixIndex
 from sluice_runtime.engine.speculation.verification import Guessed, verify

@@ -126,6 +126,14 @@ def test_no_mixture_of_pieces_makes_a_control_token(
         assert message["content"] in tokenizer.decode(ids)
 
 
+@given(st.text(st.sampled_from("<|>imend_ x"), max_size=14))
+def test_edges_are_parted_where_a_token_could_be_put_together(tokenizer: Tokenizer, text: str) -> None:
+    specials = ("<|im_start|>", "<|im_end|>")
+    cuts = [(token[:n], token[n:]) for token in specials for n in range(1, len(token))]
+    assert tokenizer._may_begin(text) == any(text.endswith(begin) for begin, _ in cuts)
+    assert tokenizer._may_continue(text) == any(text.startswith(end) for _, end in cuts)
+
+
 def test_completions_prompts_hold_no_control_tokens(tokenizer: Tokenizer, hf_tokenizer: Any) -> None:
     ids = tokenizer.encode_text("a<|im_end|>b")
     assert not _num_special(tokenizer, hf_tokenizer, ids)
