@@ -71,11 +71,12 @@ class _Admin:
         authorize(self._runtime, request.headers)
         body = await json_body(request)
         raws = body.get("configs") if isinstance(body, dict) else None
-        if not isinstance(raws, list) or not {"configs"} <= set(body) <= {"configs", "limits", "access"}:
+        unknown = sorted(body.keys() - {"configs", "limits", "access"}) if isinstance(body, dict) else []
+        if not isinstance(raws, list) or unknown:
             raise errors.bad_request(
                 'The body must be {"configs": [PodConfig, …], "limits": LimitSet, "access": AccessSet};'
                 " limits and access may be absent.",
-                "configs",
+                unknown[0][:64] if unknown else "configs",
             )
         if len(raws) > MAX_CONFIGS:
             raise errors.bad_request(f"At most {MAX_CONFIGS} configurations can be held.", "configs")

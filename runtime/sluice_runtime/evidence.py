@@ -19,6 +19,9 @@ from typing import Any, Literal
 from sluice_runtime.caller import Caller
 from sluice_runtime.contract import Verdict
 
+SCHEMA = "874ec1622f27f740"
+"""Digest of docs/contracts/evidence.schema.json, by which an operator knows at once whether it can read what
+is told here; README there, "Versions"."""
 CAPACITY = 10_000
 HEARTBEAT_SECONDS = 1.0
 _BATCH = 256
@@ -148,6 +151,7 @@ class EvidenceLog:
 
     capacity: int = CAPACITY
     boot: str = field(default_factory=lambda: uuid.uuid4().hex)
+    schema: str = SCHEMA
     seq: int = 0
     _ring: deque[str] = field(default_factory=deque)
     _followers: set[asyncio.Event] = field(default_factory=set)
@@ -223,6 +227,7 @@ class EvidenceLog:
             yield _line(
                 {
                     "type": "hello",
+                    "schema": self.schema,
                     "boot": self.boot,
                     "seq": self.seq,
                     "oldest": min(self.oldest, self.seq),

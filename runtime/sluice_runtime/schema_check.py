@@ -8,25 +8,39 @@ the text is: patterns run on RE2, nothing is fetched, and each keyword that is e
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import referencing
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError, ValidationError
+from jsonschema import Draft7Validator, Draft201909Validator, Draft202012Validator
+from jsonschema.exceptions import ValidationError
 from jsonschema.validators import extend
-from referencing.exceptions import Unresolvable
 
 from sluice_runtime.patterns import Pattern, PatternError, TooMuchWork, compile_pattern
+from sluice_runtime.schema_shape import Malformed, parts
 
 MAX_SCHEMA_BYTES = 64 * 1024
 MAX_SCHEMA_DEPTH = 64
 MAX_SECONDS = 1.0
-_DRAFT = "https://json-schema.org/draft/2020-12/schema"
-_REFUSED = {"$dynamicRef", "$dynamicAnchor", "unevaluatedProperties", "unevaluatedItems", "$anchor"}
+"""Of the thread's own time: that others keep it waiting says nothing of schema or value."""
+MAX_PROBE_STEPS = 50_000
+"""Keywords evaluated, for all probes together: twice what a union of a thousand objects takes."""
+_DRAFT = "json-schema.org/draft/2020-12/schema"
+_REFUSED = {
+    "$anchor",
+    "$dynamicAnchor",
+    "$dynamicRef",
+    "$recursiveAnchor",
+    "$recursiveRef",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+}
+_ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|.)", re.DOTALL)
 _PROBES: tuple[Any, ...] = (None, 0, "", [], {}, [0], {"a": 0})
 
 
@@ -35,11 +49,11 @@ class SchemaRefused(ValueError):
 
 
 class OutOfTime(Exception):
-    """Validation took longer than `MAX_SECONDS`."""
+    """Validation took longer than `MAX_SECONDS`, or, of a probe, `MAX_PROBE_STEPS`."""
 
 
 class _Budget(threading.local):
-    deadline = float("inf")
+    deadline = num_steps = float("inf")
     patterns: Mapping[str, Pattern] = {}
 
 
@@ -51,7 +65,8 @@ def _timed(keyword: _Keyword) -> _Keyword:
     def run(
         validator: Any, value: Any, instance: Any, schema: Mapping[str, Any]
     ) -> Iterator[ValidationError]:
-        if time.monotonic() > _budget.deadline:
+        _budget.num_steps -= 1
+        if _budget.num_steps < 0 or time.thread_time() > _budget.deadline:
             raise OutOfTime
         yield from keyword(validator, value, instance, schema) or ()
 
@@ -123,10 +138,40 @@ _OWN: dict[str, _Keyword] = {
     "additionalProperties": _additional_properties,
     "uniqueItems": _unique_items,
 }
-_Validator: Any = extend(  # type: ignore[no-untyped-call]
-    Draft202012Validator,
-    {name: _timed(keyword) for name, keyword in {**Draft202012Validator.VALIDATORS, **_OWN}.items()},
-)
+
+
+def _bounded(draft: Any) -> Any:
+    keywords = {**draft.VALIDATORS, **_OWN}
+    timed = {name: _timed(keyword) for name, keyword in keywords.items()}
+    return extend(draft, timed)  # type: ignore[no-untyped-call]
+
+
+_DRAFTS = {
+    _DRAFT: _bounded(Draft202012Validator),
+    "json-schema.org/draft/2019-09/schema": _bounded(Draft201909Validator),
+    "json-schema.org/draft-07/schema": _bounded(Draft7Validator),
+}
+
+
+def _dialect(schema: Mapping[str, Any]) -> str:
+    """Which draft `schema` says that it is of, as a key of `_DRAFTS`; people write it with http and https."""
+    return str(schema.get("$schema", f"https://{_DRAFT}")).rstrip("#").partition("://")[2]
+
+
+def _refuse_deep(schema: Any) -> None:
+    """Level by level: what is nested without end would exhaust whatever recurses into it."""
+    level = [schema]
+    for _ in range(MAX_SCHEMA_DEPTH + 1):
+        groups = [n.values() if isinstance(n, dict) else n for n in level if isinstance(n, dict | list)]
+        level = [child for group in groups for child in group]
+        if not level:
+            return
+    raise SchemaRefused(f"nested deeper than {MAX_SCHEMA_DEPTH}")
+
+
+def _as_re2(pattern: str) -> str:
+    r"""JavaScript's way to write a character by its number, \uXXXX, which RE2 has not, as RE2 writes it."""
+    return _ESCAPE.sub(lambda m: f"\\x{{{m[1]}}}" if m[1] else m[0], pattern)
 
 
 class BoundedSchema:
@@ -136,72 +181,57 @@ class BoundedSchema:
         """Raises SchemaRefused."""
         if len(json.dumps(schema)) > MAX_SCHEMA_BYTES:
             raise SchemaRefused(f"larger than {MAX_SCHEMA_BYTES} bytes")
-        if schema.get("$schema", _DRAFT).rstrip("#") != _DRAFT:
-            raise SchemaRefused(f"$schema must be {_DRAFT} or absent")
+        _refuse_deep(schema)
+        dialect = _dialect(schema)
+        if dialect not in _DRAFTS:
+            raise SchemaRefused(f"$schema must be https://{_DRAFT}, draft 2019-09, draft-07 or absent")
         self._patterns: dict[str, Pattern] = {}
-        self._walk(schema, "", 0)
         try:
-            Draft202012Validator.check_schema(schema)
-        except SchemaError as e:
-            path = "/".join(map(str, e.absolute_path))
-            raise SchemaRefused(f"not a valid schema at {path or 'its root'}: {e.message[:200]}") from None
-        self._validator = _Validator(schema, registry=referencing.Registry())
+            for at, part in parts(schema, item_lists=dialect != _DRAFT):
+                self._take(part, at)
+        except Malformed as e:
+            raise SchemaRefused(f"not a valid schema at {e.at[1:] or 'its root'}: {e}") from None
+        self._validator = _DRAFTS[dialect](schema, registry=referencing.Registry())
         self._probe()
 
-    def _walk(self, node: Any, path: str, depth: int) -> None:
-        """Compile patterns and refuse what can't be bounded. Data (`const`, `enum`) is walked too: harmless,
-        and simpler.
-        """
-        if depth > MAX_SCHEMA_DEPTH:
-            raise SchemaRefused(f"nested deeper than {MAX_SCHEMA_DEPTH}")
-        if isinstance(node, list):
-            for i, item in enumerate(node):
-                self._walk(item, f"{path}/{i}", depth + 1)
-        if not isinstance(node, dict):
-            return
-        self._refuse_keywords(node, path)
-        sources = [node["pattern"]] if isinstance(node.get("pattern"), str) else []
-        if isinstance(node.get("patternProperties"), dict):
-            sources += node["patternProperties"]
+    def _take(self, part: Mapping[str, Any], at: str) -> None:
+        """Refuse what can't be bounded, and compile patterns."""
+        if refused := _REFUSED & part.keys():
+            raise SchemaRefused(f"{min(refused)} at {at or '/'} is not supported")
+        if at and (rooted := {"$id", "$schema"} & part.keys()):
+            raise SchemaRefused(f"{min(rooted)} at {at} is only supported at the root")
+        if not part.get("$ref", "#").startswith("#"):
+            raise SchemaRefused(f"$ref at {at or '/'} must stay within the schema (#/…)")
+        sources = [*part.get("patternProperties", ())]
+        if "pattern" in part:
+            sources.append(part["pattern"])
         for source in sources:
             try:
-                self._patterns[source] = compile_pattern(source)
+                self._patterns[source] = compile_pattern(_as_re2(source))
             except PatternError as e:
-                raise SchemaRefused(f"pattern at {path or '/'}: {e}") from None
-        for key, value in node.items():
-            self._walk(value, f"{path}/{key}", depth + 1)
-
-    @staticmethod
-    def _refuse_keywords(node: Mapping[str, Any], path: str) -> None:
-        at_property_names = path.endswith(
-            ("/properties", "/$defs", "/patternProperties", "/dependentSchemas")
-        )
-        if at_property_names:
-            return
-        if refused := _REFUSED & node.keys():
-            raise SchemaRefused(f"{min(refused)} at {path or '/'} is not supported")
-        if "$id" in node and path:
-            raise SchemaRefused(f"$id at {path} is only supported at the root")
-        ref = node.get("$ref")
-        if isinstance(ref, str) and not (ref == "#" or ref.startswith("#/")):
-            raise SchemaRefused(f"$ref at {path or '/'} must stay within the schema (#/…)")
+                raise SchemaRefused(f"pattern at {at or '/'}: {e}") from None
 
     def _probe(self) -> None:
-        """Find references that lead nowhere or in a circle now, rather than on somebody's answer."""
-        for probe in _PROBES:
-            try:
-                self._is_valid(probe)
-            except Unresolvable as e:
-                raise SchemaRefused(f"$ref leads nowhere: {str(e)[:200]}") from None
-            except RecursionError:
-                raise SchemaRefused("$ref leads in a circle") from None
-            except OutOfTime:
-                raise SchemaRefused("takes too long even on tiny values") from None
-
-    def _is_valid(self, value: Any) -> bool:
-        _budget.deadline, _budget.patterns = time.monotonic() + MAX_SECONDS, self._patterns
+        """Find references that lead in a circle, and what takes too long whatever the value, now rather than
+        on somebody's answer."""
+        _budget.num_steps = MAX_PROBE_STEPS
         try:
-            return next(self._validator.iter_errors(value), None) is None
+            with self._allowed():
+                for probe in _PROBES:
+                    next(self._validator.iter_errors(probe), None)
+        except RecursionError:
+            raise SchemaRefused("$ref leads in a circle") from None
+        except OutOfTime:
+            raise SchemaRefused("takes too long even on tiny values") from None
+        finally:
+            _budget.num_steps = float("inf")
+
+    @contextlib.contextmanager
+    def _allowed(self) -> Iterator[None]:
+        """The time and the patterns that the validator has in this thread meanwhile."""
+        _budget.deadline, _budget.patterns = time.thread_time() + MAX_SECONDS, self._patterns
+        try:
+            yield
         finally:
             _budget.deadline, _budget.patterns = float("inf"), {}
 
@@ -209,9 +239,10 @@ class BoundedSchema:
         """Whether `text` is JSON that fits. OutOfTime and TooMuchWork mean that it could not be judged."""
         try:
             value = json.loads(text, parse_constant=_refuse_constant)
-            return self._is_valid(value)
-        except (ValueError, RecursionError):  # not JSON, or nested too deep to be anybody's contract
-            return False
+            with self._allowed():
+                return next(self._validator.iter_errors(value), None) is None
+        except (ValueError, RecursionError, OverflowError):
+            return False  # not JSON, or nested deeper, or a larger number, than anybody's contract means
 
 
 def _refuse_constant(name: str) -> Any:

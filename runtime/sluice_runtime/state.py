@@ -24,6 +24,7 @@ from sluice_runtime.evidence import EvidenceLog, Running
 from sluice_runtime.limits import LimitStore
 from sluice_runtime.metrics import Metrics
 from sluice_runtime.podconfig import ConfigStore, HeldConfig, PodConfig
+from sluice_runtime.turns import Turns
 from sluice_runtime.verifier import Verifiers
 
 
@@ -132,6 +133,9 @@ class Runtime:
     access: AccessStore = field(default_factory=AccessStore)
     running: dict[str, Running] = field(default_factory=dict)
     verifiers: Verifiers = field(default_factory=Verifiers)
+    # One thread: tokenizers hold settings that concurrent calls would change under each other.
+    tokenizing: Turns = field(default_factory=lambda: Turns(1, "tokenize"))
+    compiling: Turns = field(default_factory=lambda: Turns(2, "form"))
     engine: EnginePort | None = None
     identity: Identity | None = None
     draining: bool = False

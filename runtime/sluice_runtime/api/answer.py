@@ -143,14 +143,17 @@ async def _watched(
         if chunk.finish_reason is FinishReason.ERROR:
             raise errors.engine_error(chunk.error or "The engine failed on this request.")
         if chunk.finish_reason is FinishReason.DEADLINE:
-            raise _late(exchange)
+            raise late(exchange)
+        if chunk.finish_reason is FinishReason.REFUSED:
+            raise errors.displaced()
         if chunk.finish_reason is not None:
             raise errors.engine_unavailable()
         yield choice, choice.take(chunk), chunk
     raise errors.engine_unavailable()
 
 
-def _late(exchange: Exchange) -> ApiError:
+def late(exchange: Exchange) -> ApiError:
+    """What a request is told whose deadline has passed."""
     by_client = exchange.deadline is not None and exchange.deadline.by_client
     return errors.patience_over() if by_client else errors.deadline_exceeded()
 
@@ -201,7 +204,7 @@ async def _verify(exchange: Exchange, accepted: Accepted, choices: Sequence[Choi
                 async with asyncio.timeout_at(at):
                     found = await asyncio.gather(*(_ask(exchange, accepted, choice) for choice in choices))
         except TimeoutError:
-            raise _late(exchange) from None
+            raise late(exchange) from None
         for choice, findings in zip(choices, found, strict=True):
             truncated = choice.reason is FinishReason.LENGTH
             choice.judgement = contract.with_findings(choice.judgement, findings, truncated)

@@ -19,6 +19,7 @@ from sluice_runtime.contract import Judgement, StreamJudge
 from sluice_runtime.engine.types import EngineRequest, FinishReason, OutputChunk, PositionLogprobs
 
 Submit = Callable[[EngineRequest], AsyncIterator[OutputChunk]]
+_UNANSWERED = frozenset(FinishReason) - {FinishReason.STOP, FinishReason.LENGTH}
 
 
 @dataclass
@@ -52,7 +53,9 @@ class Choice:
         if self.reader is None:
             return [chunk.text] if chunk.text else []
         pieces = self.reader.push(chunk.text)
-        return pieces if self.reason is None else [*pieces, *self.reader.flush()]
+        if self.reason is None:
+            return pieces
+        return [*pieces, *self.reader.flush(cut=self.reason is FinishReason.LENGTH)]
 
     @property
     def pieces(self) -> list[Piece]:
@@ -74,7 +77,8 @@ class Choice:
 
 def sequences(request: EngineRequest, num_choices: int) -> list[EngineRequest]:
     """One engine request for each choice. The first is what a single one would be; a seeded request's others
-    have seeds that follow from its own."""
+    have seeds that follow from its own. When these come the first has its token, so they are refused at once
+    or not at all."""
     if num_choices == 1:
         return [request]
     if not request.prefix_cache:
@@ -84,7 +88,8 @@ def sequences(request: EngineRequest, num_choices: int) -> list[EngineRequest]:
         sampling = request.sampling
         if sampling.seed is not None:
             sampling = replace(sampling, seed=_seed(sampling.seed, i))
-        others.append(replace(request, request_id=f"{request.request_id}-{i}", sampling=sampling))
+        request_id = f"{request.request_id}-{i}"
+        others.append(replace(request, request_id=request_id, sampling=sampling, keeps_place=True))
     return [request, *others]
 
 
@@ -109,6 +114,9 @@ class Merged:
                 yield 0, chunk
             return
         opening = await anext(self._streams[0])
+        if opening.finish_reason in _UNANSWERED:
+            yield 0, opening
+            return
         self._streams += [self._submit(request) for request in self._later]
         yield 0, opening
         ended = opening.finish_reason is not None

@@ -17,12 +17,12 @@ from starlette.types import Receive, Scope, Send
 
 from sluice_runtime import answer_id, logs
 from sluice_runtime.api import errors
-from sluice_runtime.api.answer import Accepted, Request, write_answer
+from sluice_runtime.api.answer import Accepted, Request, late, write_answer
 from sluice_runtime.api.body import ClientLeft, read_body
 from sluice_runtime.api.choices import Choice, Merged, sequences
 from sluice_runtime.api.errors import ApiError
 from sluice_runtime.api.exchange import CLIENT_LEFT, Exchange
-from sluice_runtime.api.forms import NO_FORM, form_of
+from sluice_runtime.api.forms import NO_FORM, Form, form_of
 from sluice_runtime.api.prompt import encode
 from sluice_runtime.api.reply import Reply, SlowReader
 from sluice_runtime.api.responses import ChatFormat, CompletionFormat
@@ -150,8 +150,7 @@ class DataEndpoint:
             raise errors.model_not_found(request.model)
         num_choices = 1 if exchange.caller.pair else request.n or 1  # a pair is two answers, compared
         with _refusals():
-            form = await form_of(request, engine) if isinstance(request, ChatRequest) else NO_FORM
-            prompt_ids = await encode(engine, request)
+            form, prompt_ids = await self._prepare(exchange, engine, request)
             asked = self._engine_request(exchange, held, request, prompt_ids, engine.max_model_len)
             first, *later = requests = sequences(replace(asked, grammar=form.grammar), num_choices)
             chunks = Merged(engine.submit(first), later, lambda r: _submit(engine, r))
@@ -166,6 +165,21 @@ class DataEndpoint:
         make = ChatFormat if isinstance(request, ChatRequest) else CompletionFormat
         style = make(self._answer_id(exchange), request.model, request.wants_usage, num_choices)
         return Accepted(engine, request, [r.request_id for r in requests], chunks, choices, form, style)
+
+    async def _prepare(
+        self, exchange: Exchange, engine: EnginePort, request: Request
+    ) -> tuple[Form, list[int]]:
+        """Form and prompt, in the turns of the caller's tenant; copies that nobody waits for have theirs."""
+        runtime, caller = self._runtime, exchange.caller
+        whose = (caller.tenant, caller.mirror)
+        try:
+            async with asyncio.timeout_at(None if exchange.deadline is None else exchange.deadline.at):
+                form = NO_FORM
+                if isinstance(request, ChatRequest):
+                    form = await form_of(request, engine, runtime.compiling, whose)
+                return form, await encode(engine, request, runtime.tokenizing, whose)
+        except TimeoutError:
+            raise late(exchange) from None
 
     def _limit(self, exchange: Exchange) -> None:
         """Refuse what is too much for its tenant, and set the time by which the rest must end."""

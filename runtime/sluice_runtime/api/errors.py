@@ -96,6 +96,17 @@ def queue_full(num_waiting: int) -> ApiError:
     )
 
 
+def displaced() -> ApiError:
+    """For a request that was queued: the same as had the queue been full when it came."""
+    return ApiError(
+        429,
+        "The queue is full and this request's tenant had the largest part of it. Try again shortly.",
+        "rate_limit_error",
+        code="queue_full",
+        headers={"retry-after": "1"},
+    )
+
+
 def tenant_limited(limit: int) -> ApiError:
     """The header tells the gateway's access records that this is no full queue."""
     return ApiError(

@@ -6,24 +6,22 @@ building it never runs on the event loop.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sluice_runtime.api import errors
 from sluice_runtime.api.tools import ToolReader
-from sluice_runtime.engine.grammar import ToolForm, check_counts, json_grammar, tool_grammar
+from sluice_runtime.engine.grammar import ToolForm, check_numbers, json_grammar, tool_grammar
 from sluice_runtime.engine.types import Grammar, InvalidRequest
 from sluice_runtime.schema_check import BoundedSchema, OutOfTime, SchemaRefused, TooMuchWork
+from sluice_runtime.turns import Turns
 
 if TYPE_CHECKING:
     from sluice_runtime.api.schemas import ChatRequest
 
 T = TypeVar("T")
 COMPILE_SECONDS = 2.0
-_compiling = ThreadPoolExecutor(2, thread_name_prefix="form")
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -69,14 +67,12 @@ class Form:
 NO_FORM = Form(None)
 
 
-async def form_of(request: ChatRequest, compiler: Compiler) -> Form:
-    """Build and compile, in a thread. ApiError names the field at fault."""
+async def form_of(request: ChatRequest, compiler: Compiler, turns: Turns, caller: Hashable) -> Form:
+    """Build and compile, when it is the caller's turn. ApiError names the field at fault."""
     if request.schema_wanted is None and not request.callable_tools:
         return NO_FORM
-    building = asyncio.get_running_loop().run_in_executor(_compiling, _build, request, compiler)
     try:
-        async with asyncio.timeout(COMPILE_SECONDS):
-            return await building
+        return await turns.run(caller, lambda: _build(request, compiler), COMPILE_SECONDS)
     except TimeoutError:
         param = "tools" if request.callable_tools else "response_format"
         raise errors.bad_request(
@@ -131,7 +127,7 @@ def _bounded(schema: Mapping[str, Any], at: str) -> BoundedSchema:
 
 def _checked(schema: Mapping[str, Any]) -> BoundedSchema:
     bounded = BoundedSchema(schema)
-    check_counts(schema)
+    check_numbers(schema)
     return bounded
 
 

@@ -5,6 +5,7 @@ with no choices.
 
 from __future__ import annotations
 
+import codecs
 import json
 import time
 from collections import defaultdict
@@ -183,6 +184,21 @@ class ChatFormat(_Marked):
         }
 
 
+class _Reading:
+    """How far the tokens of one choice have come in its text."""
+
+    def __init__(self) -> None:
+        self._at = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def offset(self, data: bytes) -> int:
+        """In characters, where this token begins: of one that ends a character that was cut, where that one
+        does."""
+        begins = self._at
+        self._at += len(self._decoder.decode(data))
+        return begins
+
+
 @dataclass
 class CompletionFormat(_Marked):
     """`text_completion`, whose chunks have the same shape."""
@@ -193,7 +209,7 @@ class CompletionFormat(_Marked):
     num_choices: int = 1
     created: int = field(default_factory=lambda: int(time.time()))
     mark: Mark | None = None
-    _offsets: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+    _read: defaultdict[int, _Reading] = field(default_factory=lambda: defaultdict(_Reading))
 
     def _body(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         return {
@@ -212,15 +228,13 @@ class CompletionFormat(_Marked):
     def _logprobs(self, index: int, positions: Sequence[PositionLogprobs] | None) -> dict[str, Any] | None:
         if positions is None:
             return None
-        offsets = []
-        for p in positions:
-            offsets.append(self._offsets[index])
-            self._offsets[index] += len(p.chosen.token)
+        # The sampled token is among the best ones even if it is none of them.
+        told = [(*p.top, p.chosen) if p.top else () for p in positions]
         return {
             "tokens": [_token_name(p.chosen) for p in positions],
             "token_logprobs": [p.chosen.logprob for p in positions],
-            "top_logprobs": [{_token_name(t): t.logprob for t in p.top} for p in positions],
-            "text_offset": offsets,
+            "top_logprobs": [{_token_name(t): t.logprob for t in tokens} for tokens in told],
+            "text_offset": [self._read[index].offset(p.chosen.data) for p in positions],
         }
 
     @staticmethod

@@ -10,24 +10,50 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+)
 
+from sluice_runtime.api.body import refuse_many_values
 from sluice_runtime.api.errors import ApiError, bad_request, not_supported
 from sluice_runtime.engine.types import MAX_TOP_LOGPROBS, SamplingParams
 from sluice_runtime.podconfig import SamplingDefaults, dotted
 
 MAX_MESSAGES = 4096
+MAX_PARTS = 1024
+MAX_BIAS = 1024
 MAX_STOP = 4
 MAX_N = 16
 MAX_TOOLS = 128
 MAX_CALLS = 128
+_LEAST_TOP_P = 1e-9
+"""What 0 means: the likeliest token alone, which is kept whatever its probability."""
 _INT64 = 2**63
+
+
+def _few_stops(value: Any) -> Any:
+    """Before they are looked at one by one, as for biases."""
+    if isinstance(value, list) and len(value) > MAX_STOP:
+        raise ValueError(f"must be at most {MAX_STOP} strings of 1 to 1000 characters")
+    return value
 
 
 def _stop_strings(value: str | list[str] | None) -> str | list[str] | None:
     stops = [value] if isinstance(value, str) else value or []
-    if len(stops) > MAX_STOP or any(not s or len(s) > 1000 for s in stops):
+    if any(not s or len(s) > 1000 for s in stops):
         raise ValueError(f"must be at most {MAX_STOP} strings of 1 to 1000 characters")
+    return value
+
+
+def _few_biases(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > MAX_BIAS:
+        raise ValueError(f"must have at most {MAX_BIAS} entries")
     return value
 
 
@@ -37,8 +63,6 @@ def _bias(value: dict[str, float] | None) -> dict[str, float] | None:
             raise ValueError("must map token ids to numbers")
         if not -100 <= bias <= 100:
             raise ValueError("values must be between -100 and 100")
-    if value and len(value) > 1024:
-        raise ValueError("must have at most 1024 entries")
     return value
 
 
@@ -54,20 +78,20 @@ class StreamOptions(_Body):
 class _Common(_Body):
     """Fields that chat and plain completions share."""
 
-    model: Annotated[str, Field(min_length=1)]
+    model: Annotated[str, Field(min_length=1, max_length=512)]
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    stop: Annotated[str | list[str] | None, AfterValidator(_stop_strings)] = None
+    stop: Annotated[str | list[str] | None, BeforeValidator(_few_stops), AfterValidator(_stop_strings)] = None
     seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
-    logit_bias: Annotated[dict[str, float] | None, AfterValidator(_bias)] = None
+    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_few_biases), AfterValidator(_bias)] = None
     # Extensions that other servers of open models have too.
-    top_k: Annotated[int, Field(ge=0, lt=_INT64)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=_INT64)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=64)] | None = None
@@ -109,8 +133,8 @@ class _Common(_Body):
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=temperature,
-            top_p=_first(self.top_p, defaults.top_p, 1.0),
-            top_k=self.top_k or 0,
+            top_p=max(_first(self.top_p, defaults.top_p, 1.0), _LEAST_TOP_P),
+            top_k=max(self.top_k or 0, 0),
             min_p=self.min_p or 0.0,
             seed=self.seed,
             stop=tuple(stop),
@@ -160,7 +184,7 @@ class CalledTool(_Body):
 
 class Message(_Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)] | None = None
+    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS)] | None = None
     name: Annotated[str, Field(max_length=512)] | None = None
     tool_calls: Annotated[list[CalledTool], Field(min_length=1, max_length=MAX_CALLS)] | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
@@ -342,21 +366,35 @@ class ChatRequest(_Common):
         return sum(len(m.text) for m in self.messages) + sum(len(f.arguments) for f in calls) + told
 
 
-TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
+_TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
+
+
+def _one_prompt(value: Any) -> str | list[int]:
+    """Text, or token ids; of a list of prompts its only one. By hand, because for each id of a long list
+    pydantic would keep an error for each kind of list that it is not: gigabytes, and minutes of the GIL."""
+    if isinstance(value, list) and value and isinstance(value[0], str | list):
+        if len(value) > 1:
+            raise ValueError("several prompts in one request are not supported: send several")
+        value = value[0]
+    if not isinstance(value, str | list):
+        raise ValueError("must be text or token ids")
+    if not value:
+        raise ValueError("must not be empty")
+    for i, token_id in enumerate(value if isinstance(value, list) else ()):
+        if type(token_id) is not int or not 0 <= token_id < 2**31:
+            raise _invalid(f"prompt[{i}]", "must be a token id")
+    return value
 
 
 class CompletionRequest(_Common):
-    prompt: str | list[str] | TokenIds | list[TokenIds]
+    prompt: Annotated[
+        str | list[int],
+        PlainValidator(_one_prompt, json_schema_input_type=str | list[str] | _TokenIds | list[_TokenIds]),
+    ]
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 
     def check(self) -> None:
-        """What fields say of each other. ApiError names one."""
-        if isinstance(self.prompt, list) and self.prompt and not isinstance(self.prompt[0], int):
-            if len(self.prompt) > 1:
-                raise _invalid("prompt", "several prompts in one request are not supported: send several")
-            self.prompt = self.prompt[0]
-        if not self.prompt:
-            raise _invalid("prompt", "must not be empty")
+        """Its fields say nothing of each other."""
 
     @property
     def num_logprobs(self) -> int | None:
@@ -403,6 +441,9 @@ def parse(kind: type[ChatRequest] | type[CompletionRequest], data: bytes) -> Cha
         value = raw.pop(name, None)
         if value is not None and value not in neutral:
             raise not_supported(f"`{name}`", name)
+    for name in raw:
+        if name not in kind.model_fields:
+            raise _unknown(name)
     try:
         request = kind.model_validate(raw)
     except ValidationError as e:
@@ -414,6 +455,7 @@ def parse(kind: type[ChatRequest] | type[CompletionRequest], data: bytes) -> Cha
 
 
 def _json_object(data: bytes) -> dict[str, Any]:
+    refuse_many_values(data)
     try:
         raw = json.loads(data.decode(), parse_constant=_refuse_constant)
         json.dumps(raw, ensure_ascii=False).encode()  # refuses lone surrogates, which no tokenizer takes
@@ -426,6 +468,11 @@ def _json_object(data: bytes) -> dict[str, Any]:
 
 def _missing(param: str) -> ApiError:
     return bad_request(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
+
+
+def _unknown(param: str) -> ApiError:
+    name = param[:200]
+    return bad_request(f"Unrecognized request argument supplied: {name}", name, "unknown_parameter")
 
 
 def _invalid(param: str, why: str) -> ApiError:
@@ -446,8 +493,7 @@ def _explain(error: ValidationError) -> ApiError:
     if kind == "missing":
         return _missing(str(param))
     if kind == "extra_forbidden":
-        name = dotted(loc)[:200]
-        return bad_request(f"Unrecognized request argument supplied: {name}", name, "unknown_parameter")
+        return _unknown(dotted(loc))
     if param is None:
         words = text.split(maxsplit=1)
         param = words[0].rstrip(":") if words else None

@@ -2,7 +2,8 @@
 
 The text of a call is Hermes' (engine/grammar.py). A chat template that knows it is given the tools and the
 calls as they are; to any other, they are told as text. Invariant: what the reader gives out, put together, is
-the whole text: each character is in exactly one place, as content, or as part of a call.
+the whole text: each character is in exactly one place, as content, or as part of a call; but for the head of
+a call that was cut in it.
 """
 
 from __future__ import annotations
@@ -104,11 +105,14 @@ class ToolReader:
             pass
         return pieces
 
-    def flush(self) -> list[Piece]:
-        """At the end of the text: what was held back as the beginning of a call."""
+    def flush(self, cut: bool = False) -> list[Piece]:
+        """At the end of the text: what was held back as the beginning of a call. If its length `cut` it, such
+        a beginning is nobody's: of neither content nor a call that has a name."""
         pieces: list[Piece] = []
         if self._inside and self._json is None:
             self.malformed = True
+            if cut:
+                return pieces
             self._give_up(pieces)
         elif self._json is not None or (self._after_call and not self._text.strip()):
             self._text = ""

@@ -35,6 +35,7 @@ from sluice_runtime.engine.types import (
     RequestTiming,
     RequestTooLong,
 )
+from sluice_runtime.evidence import SCHEMA
 from sluice_runtime.state import EnginePort, Identity, Runtime
 from sluice_runtime.testing.script import CHARS_PER_TOKEN, Script, Work, parse_script
 
@@ -274,15 +275,21 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--script", type=json.loads, default={}, metavar="JSON", help="how to behave; see below"
     )
+    parser.add_argument(
+        "--schema",
+        default=SCHEMA,
+        metavar="DIGEST",
+        help="of its evidence, as a pod of another version would name; default %(default)s",
+    )
     options = parser.parse_args(argv)
     try:
         script = parse_script(options.script, Script())
     except Exception as e:
         parser.error(f"--script: {e}")
-    return launch.run(options, lambda spec: _prepare(spec, script))
+    return launch.run(options, lambda spec: _prepare(spec, script, options.schema))
 
 
-def _prepare(spec: BackendSpec, script: Script) -> launch.Started:
+def _prepare(spec: BackendSpec, script: Script, schema: str) -> launch.Started:
     limits = spec.engine
     engine = ScriptedEngine(script, limits.max_num_seqs, limits.max_queue, limits.max_model_len)
     model = digest(["standin", spec.model.model_dump()])
@@ -290,7 +297,11 @@ def _prepare(spec: BackendSpec, script: Script) -> launch.Started:
     def load() -> tuple[EnginePort, Identity]:
         return engine, Identity(model, spec.settings_digest, launch.runtime_digest())
 
-    return launch.Started(load, lambda runtime: script_routes(runtime, engine), engine.attach)
+    def attach(runtime: Runtime) -> None:
+        runtime.evidence.schema = schema
+        engine.attach(runtime)
+
+    return launch.Started(load, lambda runtime: script_routes(runtime, engine), attach)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ COVERED: dict[str, tuple[str, ...]] = {
     ),
     "vllm 47312, 45346: a schema that failed to compile killed all": (
         "conformance/test_client.py::test_a_schema_that_does_not_compile_is_its_own_400",
+        "conformance/test_forms.py::test_any_schema_of_an_answer",
         "engine/test_structured.py::test_a_form_that_becomes_too_much_fails_alone",
     ),
     "ai-gateway 2115: usage lost when a stream was cancelled": (
@@ -70,6 +71,8 @@ COVERED: dict[str, tuple[str, ...]] = {
         "engine/test_structured.py::test_compiling_lets_others_run",
         "server/test_contract.py::test_catastrophic_patterns_finish",
         "server/test_contract.py::test_schemas_that_blow_up_finish",
+        "server/test_schema_shape.py::test_a_large_schema_is_soon_read",
+        "server/test_turns.py::test_time_counts_from_the_beginning",
     ),
     "CVE-2025-62426, CVE-2026-115918: chat templates from the request": (
         "server/test_refusals.py::test_odd_chats",

@@ -103,10 +103,10 @@ def server() -> Iterator[Server]:
     thread = threading.Thread(target=loop.run_until_complete, args=(_serve(engine, started, stop),))
     thread.start()
     try:
-        yield started.result(timeout=30)
+        yield started.result(timeout=120)
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(timeout=30)
+        thread.join(timeout=120)
         loop.close()
         assert engine.healthy(), "the loop lives, whatever was asked"
         engine.stop()

@@ -234,7 +234,9 @@ async def test_logprobs_of_completions(client: openai.AsyncOpenAI) -> None:
         assert found is not None
         assert found.tokens
         assert len(found.tokens) == len(found.token_logprobs or []) == len(found.text_offset or [])
-        assert all(len(top) == 2 for top in found.top_logprobs or [])
+        for token, top in zip(found.tokens, found.top_logprobs or [], strict=True):
+            assert token in top
+            assert 2 <= len(top) <= 3
         assert all(math.isfinite(v) for top in found.top_logprobs or [] for v in top.values())
 
 
@@ -266,6 +268,44 @@ async def test_stops_and_bias(client: openai.AsyncOpenAI, server: Server) -> Non
     )
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 6
+
+
+async def test_what_tools_of_other_makers_say_of_their_arguments_is_taken(client: openai.AsyncOpenAI) -> None:
+    """Draft-07, as MCP servers and zod write it, with a format that nobody enforces and a pattern of
+    JavaScript's."""
+    parameters = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "pattern": "^[\\u4e00-\\u4e03]{1,2}$"},
+            "pair": {
+                "type": "array",
+                "items": [{"const": 1}, {"enum": [2, 3]}],
+                "minItems": 2,
+                "maxItems": 2,
+            },
+            "key": {"type": "string", "format": "password", "maxLength": 2},
+            "unit": {"$ref": "#/definitions/unit"},
+        },
+        "required": ["city", "pair", "key", "unit"],
+        "additionalProperties": False,
+        "definitions": {"unit": {"enum": ["C", "F"]}},
+    }
+    tool: Any = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    answer = await client.chat.completions.create(
+        **asked(tools=[tool], tool_choice="required", parallel_tool_calls=False, max_tokens=500)
+    )
+    (call,) = answer.choices[0].message.tool_calls or []
+    assert call.type == "function"
+    jsonschema.Draft7Validator(parameters).validate(json.loads(call.function.arguments))
+
+
+async def test_a_top_p_of_0_is_greedy(client: openai.AsyncOpenAI) -> None:
+    texts = []
+    for options in ({"temperature": 0}, {"top_p": 0}, {"top_p": 0, "extra_body": {"top_k": -1}}):
+        answer = await client.chat.completions.create(**asked(max_tokens=20, **options))
+        texts.append(answer.choices[0].message.content)
+    assert texts[0] == texts[1] == texts[2]
 
 
 async def test_a_schema_that_does_not_compile_is_its_own_400(client: openai.AsyncOpenAI) -> None:

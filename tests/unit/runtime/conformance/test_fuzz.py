@@ -43,7 +43,7 @@ def test_whatever_is_sent(server: Server, path: str, mode: GenerationMode) -> No
                     case.body[name] = min(case.body[name], 4)
             if mode is GenerationMode.POSITIVE and path == GENERATING[0]:
                 case.body.setdefault("max_completion_tokens", case.body.get("max_tokens") or 4)
-        response = case.call(timeout=20)
+        response = case.call(timeout=120)
         statuses.add(response.status_code)
         case.validate_response(response, checks=CHECKS)
 
@@ -58,6 +58,6 @@ def test_models(server: Server, path: str) -> None:
     @given(case=_cases(server, path, GenerationMode.POSITIVE))
     @settings(max_examples=15, derandomize=True, suppress_health_check=list(HealthCheck))
     def run(case: Any) -> None:
-        case.validate_response(case.call(timeout=20), checks=CHECKS)
+        case.validate_response(case.call(timeout=120), checks=CHECKS)
 
     run()

@@ -37,7 +37,7 @@ def fits(value: Any, shape: Any, at: str = "answer") -> None:
 
 @pytest.mark.parametrize("case", RECORDED["cases"], ids=lambda c: c["name"])
 def test_recorded(server: Server, case: dict[str, Any]) -> None:
-    reply = httpx.post(server.url + case["path"], json=case["request"], timeout=30)
+    reply = httpx.post(server.url + case["path"], json=case["request"], timeout=120)
     assert reply.status_code == case.get("status", 200), reply.text
     fits(reply.json(), case["answer"])
 
@@ -48,7 +48,7 @@ def test_recorded_streams(server: Server, case: dict[str, Any], usage: bool | No
     body = {**case["request"], "stream": True}
     if usage:
         body["stream_options"] = {"include_usage": True}
-    reply = httpx.post(server.url + case["path"], json=body, timeout=30)
+    reply = httpx.post(server.url + case["path"], json=body, timeout=120)
     assert reply.headers["content-type"].startswith("text/event-stream")
     blocks = [b.removeprefix("data: ") for b in reply.text.split("\n\n") if b]
     assert blocks[-1] == "[DONE]"

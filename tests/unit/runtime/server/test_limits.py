@@ -246,7 +246,7 @@ async def test_what_is_no_time_is_refused(pod: Pod, value: str) -> None:
 async def test_the_stream_tells_which_limits_are_held(pod: Pod) -> None:
     await limit(pod, limit_set("l9", acme={"weight": 2}))
     seen = []
-    async with asyncio.timeout(10), pod.admin.stream("GET", "/v1/stream") as lines:
+    async with asyncio.timeout(60), pod.admin.stream("GET", "/v1/stream") as lines:
         async for line in lines.aiter_lines():
             told = json.loads(line)
             evidence_validator().validate(told)

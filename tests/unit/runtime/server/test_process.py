@@ -67,12 +67,12 @@ class Process:
     api: httpx.AsyncClient
     admin: httpx.AsyncClient
 
-    async def log(self, message: str, seconds: float = 60) -> dict[str, Any]:
+    async def log(self, message: str, seconds: float = 120) -> dict[str, Any]:
         return await _log(self.process, self.lines, message, seconds)
 
 
 async def _log(
-    process: asyncio.subprocess.Process, lines: list[dict[str, Any]], message: str, seconds: float = 60
+    process: asyncio.subprocess.Process, lines: list[dict[str, Any]], message: str, seconds: float = 120
 ) -> dict[str, Any]:
     assert process.stderr is not None
     async with asyncio.timeout(seconds):
@@ -147,7 +147,7 @@ async def test_sigterm_lets_streams_end_and_exits_with_0(tmp_path: Path) -> None
                     assert (ready.status_code, ready.json()["reason"]) == (503, "draining")
                 text += piece
         assert events(text)[-1] == "[DONE]"
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await pod.process.wait() == 0
 
 
@@ -164,14 +164,14 @@ async def test_grace_is_bounded(tmp_path: Path) -> None:
             with contextlib.suppress(httpx.HTTPError):
                 async for _ in reply.aiter_text():
                     pass
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await pod.process.wait() == 0
 
 
 def run(module: str, *args: str, termination: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "SLUICE_TERMINATION_LOG": str(termination)}
     return subprocess.run(
-        [sys.executable, "-m", module, *args], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", module, *args], env=environment, capture_output=True, text=True, timeout=300
     )
 
 
@@ -281,7 +281,7 @@ def test_a_model_that_can_not_be_had_is_named_before_torch_is_imported(
         env={**os.environ, "SLUICE_TERMINATION_LOG": str(termination)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.stdout.strip() == "3 []", done.stdout + done.stderr
     assert json.loads(termination.read_text())["reason"] == reason
@@ -304,7 +304,7 @@ def test_the_server_needs_no_torch_and_no_operator() -> None:
         "heavy = ('torch', 'transformers', 'numpy', 'sluice_operator', 'kopf')\n"
         "print([name for name in heavy if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 

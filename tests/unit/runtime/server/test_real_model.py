@@ -106,7 +106,7 @@ async def test_a_pod_with_the_real_engine(tmp_path: Path, tiny: Path) -> None:
     async with started("sluice_runtime", *arguments(tmp_path, model={"path": str(tiny)})) as pod:
         early = await pod.api.post(CHAT, json=chat_body(), headers=route_headers())
         assert (early.status_code, early.json()["error"]["code"]) == (503, "loading")
-        await pod.log("ready", seconds=120)
+        await pod.log("ready", seconds=300)
         assert (await pod.api.get("/readyz")).status_code == 200
         contract = [
             check("all", "MustMatch", pattern="(?s).*"),
@@ -210,14 +210,14 @@ async def test_a_lost_rank_ends_the_pod_and_its_streams_say_so(
 ) -> None:
     termination = tmp_path / "termination"
     monkeypatch.setenv("SLUICE_TERMINATION_LOG", str(termination))
-    engine = {**ENGINE, "tensorParallel": 2}
+    engine = {**ENGINE, "tensorParallel": 2, "maxModelLen": 1024}
     async with started(
         "sluice_runtime", *arguments(tmp_path, model={"path": str(tiny)}, engine=engine)
     ) as pod:
         await pod.log("ready", seconds=300)
         await pod.admin.put("/v1/configs", json={"configs": [pod_config()]})
         (other,) = _ranks(pod.process.pid)
-        body, text = chat_body(stream=True, max_tokens=400, ignore_eos=True), ""
+        body, text = chat_body(stream=True, max_tokens=900, ignore_eos=True), ""
         async with pod.api.stream("POST", CHAT, json=body, headers=route_headers()) as reply:
             async for piece in reply.aiter_text():
                 if not text:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sluice_runtime.engine.types import FinishReason
+from sluice_runtime.engine.types import FinishReason, OutputChunk
 from unit.runtime.server.support import (
     CHAT,
     COMPLETIONS,
@@ -18,6 +19,7 @@ from unit.runtime.server.support import (
     route_headers,
     running_pod,
     soon,
+    timing,
 )
 
 CALL: dict[str, Any] = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -91,6 +93,7 @@ ODD_CHATS: dict[str, tuple[dict[str, Any], str | None, str | None]] = {
     ),
     "model null": ({"model": None}, "model", "invalid_value"),
     "model empty": ({"model": ""}, "model", "invalid_value"),
+    "model too long": ({"model": "m" * 513}, "model", "invalid_value"),
     "max_tokens 0": ({"max_tokens": 0}, "max_tokens", "invalid_value"),
     "max_tokens negative": ({"max_tokens": -1}, "max_tokens", "invalid_value"),
     "max_tokens a string": ({"max_tokens": "5"}, "max_tokens", "invalid_value"),
@@ -102,9 +105,9 @@ ODD_CHATS: dict[str, tuple[dict[str, Any], str | None, str | None]] = {
     "temperature negative": ({"temperature": -0.1}, "temperature", "invalid_value"),
     "temperature above 2": ({"temperature": 2.1}, "temperature", "invalid_value"),
     "temperature a list": ({"temperature": [1]}, "temperature", "invalid_value"),
-    "top_p 0": ({"top_p": 0}, "top_p", "invalid_value"),
+    "top_p negative": ({"top_p": -0.01}, "top_p", "invalid_value"),
     "top_p above 1": ({"top_p": 1.01}, "top_p", "invalid_value"),
-    "top_k negative": ({"top_k": -1}, "top_k", "invalid_value"),
+    "top_k negative": ({"top_k": -2}, "top_k", "invalid_value"),
     "min_p above 1": ({"min_p": 1.5}, "min_p", "invalid_value"),
     "presence_penalty": ({"presence_penalty": 2.5}, "presence_penalty", "invalid_value"),
     "frequency_penalty": ({"frequency_penalty": -2.5}, "frequency_penalty", "invalid_value"),
@@ -177,6 +180,21 @@ ODD_CHATS: dict[str, tuple[dict[str, Any], str | None, str | None]] = {
     ),
     "json schema with an odd pattern": (
         {"response_format": _format({"type": "string", "pattern": "("})},
+        "response_format.json_schema.schema",
+        "invalid_value",
+    ),
+    "json schema of an odd dialect": (
+        {"response_format": _format({"$schema": 5})},
+        "response_format.json_schema.schema",
+        "invalid_value",
+    ),
+    "json schema that refers to none": (
+        {"response_format": _format({"$ref": "#/x", "x": {"required": 5}})},
+        "response_format.json_schema.schema",
+        "invalid_value",
+    ),
+    "json schema with a number that no float holds": (
+        {"response_format": _format({"const": 2**60 + 1})},
         "response_format.json_schema.schema",
         "invalid_value",
     ),
@@ -258,6 +276,7 @@ async def test_odd_completions(pod: Pod, change: dict[str, Any], param: str) -> 
         {"temperature": None, "stop": None, "tools": None, "n": None, "seed": None, "logit_bias": None},
         {"n": 1, "response_format": {"type": "text"}, "tool_choice": "none", "parallel_tool_calls": True},
         {"user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto"},
+        {"top_p": 0, "top_k": -1},
         {"temperature": 0, "top_p": 1, "stop": ["a"], "seed": -1, "max_completion_tokens": 3},
         {"messages": [{"role": "developer", "content": "d"}, {"role": "user", "content": "x", "name": "me"}]},
         {
@@ -388,6 +407,25 @@ async def test_queue_full(pod: Pod) -> None:
     assert int(reply.headers["retry-after"]) >= 1
     record = await pod.record()
     assert (record["outcome"], record["status"]) == ("rejected", 429)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("streaming", ["Immediate", "Draft", "Verified"])
+async def test_a_place_in_the_queue_that_is_lost_later_is_the_same_refusal(
+    pod: Pod, streaming: str, stream: bool, n: int
+) -> None:
+    await pod.hold(pod_config(streaming=streaming))
+    asked = asyncio.create_task(pod.post(chat_body(stream=stream, n=n)))
+    generation = await pod.engine.next()
+    generation.chunks.put_nowait(OutputChunk("", (), finish_reason=FinishReason.REFUSED, timing=timing()))
+    reply = await asked
+    assert_error(reply, 429, None, "queue_full")
+    assert int(reply.headers["retry-after"]) >= 1
+    record = await pod.record()
+    assert (record["outcome"], record["status"], record["tokens"]["output"]) == ("rejected", 429, 0)
+    assert len(pod.engine.generations) == 1, "what comes after a first token is not asked for"
+    assert pod.runtime.running == {}
 
 
 async def test_context_length_counts(pod: Pod) -> None:

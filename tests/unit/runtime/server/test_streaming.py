@@ -149,6 +149,30 @@ async def test_logprobs(pod: Pod) -> None:
     assert [e["choices"][0]["logprobs"]["text_offset"] for e in found[:2]] == [[0], [1]]
 
 
+async def test_offsets_are_those_of_the_text(pod: Pod) -> None:
+    """A character that is cut, and a token that is no text, take no place of their own."""
+
+    def position(data: bytes, text: str) -> PositionLogprobs:
+        return PositionLogprobs(TokenLogprob(7, text, -2.0, data), (TokenLogprob(8, "b", -0.5, b"b"),))
+
+    pieces = [b"a", "北".encode()[:2], "北".encode()[2:], b"", "😀!".encode(), b"z"]
+    tokens = [position(data, data.decode("utf-8", "replace") or "<|end|>") for data in pieces]
+    texts = ["a", "", "北", "", "😀!", "z"]
+    for stream in (False, True):
+        body = {"model": "assistant", "prompt": "x", "logprobs": 1, "stream": stream}
+        request = asyncio.create_task(pod.post(body, COMPLETIONS))
+        generation = await pod.engine.next()
+        for i, (text, token) in enumerate(zip(texts, tokens, strict=True)):
+            generation.token(text, FinishReason.STOP if i == 5 else None, logprobs=(token,))
+        reply = await request
+        told = [reply.json()] if not stream else events(reply.text)[:-1]
+        found = [e["choices"][0]["logprobs"] for e in told]
+        assert [o for f in found if f for o in f["text_offset"]] == [0, 1, 1, 2, 2, 4]
+        best = [top for f in found if f for top in f["top_logprobs"]]
+        assert best[0] == {"b": -0.5, "a": -2.0}, "the one that was drawn is told too"
+        assert all(len(top) == 2 for top in best)
+
+
 class RawClient:
     """A client at the level of bytes, to see what comes when, and to leave without a word."""
 

@@ -144,6 +144,27 @@ async def test_arguments_that_do_not_fit_are_on_record(
     assert [r["flags"]["tool_failed"] for r in pod.records()] == [failed, failed]
 
 
+@pytest.mark.parametrize(
+    ("text", "finish", "content", "num_calls"),
+    [
+        ('Hm <tool_call>\n{"na', FinishReason.LENGTH, "Hm ", 0),
+        (f'{G}\n<tool_call>\n{{"name": "g", "arg', FinishReason.LENGTH, None, 1),
+        ("Hm <tool_ca", FinishReason.LENGTH, "Hm <tool_ca", 0),
+        ('Hm <tool_call>\n{"na', FinishReason.STOP, 'Hm <tool_call>\n{"na', 0),
+    ],
+)
+async def test_the_head_of_a_call_that_its_length_cut_is_no_content(
+    pod: Pod, text: str, finish: FinishReason, content: str | None, num_calls: int
+) -> None:
+    pod.engine.auto, pod.engine.auto_finish = list(text), finish
+    message = (await pod.post(chat_body(tools=TOOLS))).json()["choices"][0]["message"]
+    assert (message["content"], len(message.get("tool_calls", ()))) == (content, num_calls)
+    found = events((await pod.post(chat_body(tools=TOOLS, stream=True))).text)
+    deltas = [e["choices"][0]["delta"] for e in found[:-1]]
+    assert "".join(d.get("content") or "" for d in deltas) == (content or "")
+    assert found[-2]["choices"][0]["finish_reason"] == finish.value
+
+
 async def test_the_model_is_told_what_it_may_call_and_held_to_it(pod: Pod) -> None:
     pod.engine.auto = [G]
     named = {"type": "function", "function": {"name": "g"}}
