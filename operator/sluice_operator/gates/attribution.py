@@ -28,7 +28,7 @@ from .evidence import Evidence
 from .slices import RULE
 
 MIN_EVENTS, MIN_EVENTS_OF_BOTH = 3, 5
-MIN_OTHERS = 10
+MIN_OTHERS = 5
 USUAL = 0.02
 CLEAR = 20.0
 

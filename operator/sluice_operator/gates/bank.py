@@ -21,6 +21,8 @@ from .sequential import FIRST_BET, NUM_ALTERNATIVES, waiting
 _RUN = 16
 _MAX_GAIN = 40.0
 """Bound of a block's log-gain, so that a run of them stays within floats; e^-40 of anything is nothing."""
+_NO_GAIN = np.zeros((1, NUM_ALTERNATIVES))
+"""What fills a run that ends early: it changes nothing."""
 MAX_WEALTH = 1e15
 """Clipping from above only lowers an e-value; 1/alpha is far below."""
 
@@ -61,7 +63,7 @@ class Bank:
         """Events to be bet on at the next `settle`: of one process in order of arrival. `row`: the request in
         its batch; `gains`: log-gains, a column an alternative."""
         if len(process):
-            self._events.append((process, row, np.clip(gains, -_MAX_GAIN, _MAX_GAIN), candidate))
+            self._events.append((process, row, gains, candidate))
 
     def e_values(self) -> Floats:
         """Of each process: its expectation is at most 1 under the null, at any time one may look."""
@@ -87,16 +89,18 @@ class Bank:
         mean of e-values after each request; None: nothing happened."""
         if not self._events:
             return None
-        process, row, gains, candidate = (np.concatenate(parts) for parts in zip(*self._events, strict=True))
+        processes, rows, gains, arms = zip(*self._events, strict=True)
         self._events = []
+        process = np.concatenate(processes)
         order = np.argsort(process.astype(np.uint16), kind="stable")
-        process, row, gains, candidate = process[order], row[order], gains[order], candidate[order]
-        heads = np.flatnonzero(np.diff(process, prepend=-1))
-        counts = np.diff(heads, append=len(process))
-        here = process[heads]
+        process, row, candidate = process[order], np.concatenate(rows)[order], np.concatenate(arms)[order]
+        counts = np.bincount(process)
+        here = np.flatnonzero(counts)
+        counts = counts[here]
+        heads = np.cumsum(counts) - counts
         joining, left = self._joining(process, row, heads, counts, elapsed)
-        after = self._advance(here, heads, counts, gains, joining)
-        e_after: Floats = np.minimum(after.sum(axis=1), MAX_WEALTH) + left
+        after = self._advance(here, counts, np.concatenate([*gains, _NO_GAIN]), order, joining)
+        e_after: Floats = np.minimum(sum(after.T), MAX_WEALTH) + left
         e_before = np.empty(len(e_after))
         e_before[1:] = e_after[:-1]
         e_before[heads] = self.wealth[here].sum(axis=1) + self.unbet[here]
@@ -123,7 +127,7 @@ class Bank:
     ) -> tuple[Floats, Floats]:
         """Capital that joins at each event, of all alternatives together, and what is left after it."""
         nth = np.arange(1, len(process) + 1) - np.repeat(heads, counts)
-        nth = nth + self.totals[process].sum(axis=1)
+        nth += self.totals.sum(axis=1)[process]
         left = waiting(nth.astype(float), elapsed[row], self.hazard[process])
         before = np.empty_like(left)
         before[1:] = left[:-1]
@@ -131,27 +135,34 @@ class Bank:
         left = np.minimum(left, before)
         return before - left, left
 
-    def _advance(self, here: Ints, heads: Ints, counts: Ints, gains: Floats, joining: Floats) -> Floats:
-        """Wealth after each event."""
+    def _advance(self, here: Ints, counts: Ints, gains: Floats, order: Ints, joining: Floats) -> Floats:
+        """Wealth after each event. `gains`: as they were added, and last `_NO_GAIN`; `order`: of the events,
+        by process."""
         num_runs = -(-counts // _RUN)
         first_run = np.cumsum(num_runs) - num_runs
-        place = np.arange(len(gains)) - np.repeat(heads, counts)
-        run = np.repeat(first_run, counts) + place // _RUN
-        slot = place % _RUN
+        place = np.arange(len(order)) + np.repeat(_RUN * first_run - np.cumsum(counts) + counts, counts)
         shape = (int(num_runs.sum()), _RUN, NUM_ALTERNATIVES)
-        log_gain = np.zeros(shape)
-        log_gain[run, slot] = gains
-        joins = np.zeros(shape[:2])
-        joins[run, slot] = joining / NUM_ALTERNATIVES
+        source, joins = np.full(shape[0] * _RUN, -1), np.zeros(shape[0] * _RUN)
+        source[place], joins[place] = order, joining / NUM_ALTERNATIVES
+        log_gain = np.clip(gains, -_MAX_GAIN, _MAX_GAIN).take(source, axis=0).reshape(shape)
         product = np.cumsum(log_gain, axis=1)
-        joined = np.cumsum(joins[..., None] * np.exp(log_gain - product), axis=1)
-        product = np.exp(product)
-        begin = np.empty((shape[0], NUM_ALTERNATIVES))
-        wealth = self.wealth[here]
-        for nth in range(int(num_runs.max())):
-            live = np.flatnonzero(num_runs > nth)
-            at = first_run[live] + nth
-            begin[at] = wealth[live]
-            wealth[live] = np.minimum(product[at, -1] * (wealth[live] + joined[at, -1]), MAX_WEALTH)
-        found: Floats = np.minimum((product * (begin[:, None] + joined))[run, slot], MAX_WEALTH)
+        log_gain -= product
+        joined = np.exp(log_gain, out=log_gain)
+        joined *= joins.reshape(*shape[:2], 1)
+        joined = np.cumsum(joined, axis=1)
+        np.exp(product, out=product)
+        joined += self._begins(here, num_runs, first_run, product[:, -1], joined[:, -1])[:, None]
+        joined *= product
+        found: Floats = np.minimum(joined.reshape(-1, NUM_ALTERNATIVES).take(place, axis=0), MAX_WEALTH)
         return found
+
+    def _begins(self, here: Ints, num_runs: Ints, first_run: Ints, product: Floats, joined: Floats) -> Floats:
+        """Wealth before each run. `product`, `joined`: of whole runs."""
+        longest = np.argsort(-num_runs, kind="stable")  # first, so that those with runs left are a head
+        num_runs, first_run, wealth = num_runs[longest], first_run[longest], self.wealth[here[longest]]
+        begins = np.empty_like(product)
+        for nth, num in enumerate(np.searchsorted(-num_runs, -np.arange(num_runs[0])).tolist()):
+            run, before = first_run[:num] + nth, wealth[:num]
+            begins[run] = before
+            wealth[:num] = np.minimum(product[run] * (before + joined[run]), MAX_WEALTH)
+        return begins

@@ -5,12 +5,11 @@ A block ends by number alone, never by what is in it, so the product of its gain
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from .bank import Bank
 from .columns import Floats, Ints
+from .slices import Places
 
 
 class Blocks:
@@ -34,37 +33,30 @@ class Blocks:
         self.cells = np.zeros((num_slots, num_cells), np.int64)
         """Requests by slot and cell since evidence began."""
 
-    def add(self, bank: Bank, levels: Sequence[Ints], rows: Ints, cell: Ints, table: Floats) -> None:
-        """Puts requests into their blocks; full ones go to the bank. `levels`: slots of all rows of the
-        batch; `cell`: of each of `rows`, which are in order of arrival."""
-        slot, row, cell = _spread(levels, rows, cell)
-        order = np.argsort(slot.astype(np.uint8), kind="stable")
-        slot, row, cell = slot[order], row[order], cell[order]
-        counts = np.bincount(slot, minlength=len(self.cells))
+    def add(self, bank: Bank, places: Places, rows: Ints, cell: Ints, table: Floats) -> None:
+        """Puts requests into their blocks; full ones go to the bank. `cell`: of each of `rows`, which are in
+        order of arrival."""
+        slot, row, cell = places.by_slot(rows, cell)
+        counts = np.diff(np.searchsorted(slot, np.arange(len(self.cells) + 1)))
         here = np.flatnonzero(counts)
-        counts = counts[here]
-        heads = np.cumsum(counts) - counts
-        held = self._pending[here].sum(axis=1)
-        place = np.arange(len(slot)) - np.repeat(heads - held, counts)
-        ends = held + counts
-        num_blocks = ends // self._block + 1
-        base = np.cumsum(num_blocks) - num_blocks
-        block = np.repeat(base, counts) + place // self._block
-        found = np.bincount(block * self._num_cells + cell, minlength=int(num_blocks.sum()) * self._num_cells)
-        found = found.reshape(-1, self._num_cells)
-        found[base] += self._pending[here]
-        self._pending[here] = found[base + num_blocks - 1]
-        self.cells += np.bincount(slot * self._num_cells + cell, minlength=self.cells.size).reshape(
-            self.cells.shape
-        )
-        full = place % self._block == self._block - 1
-        if full.any():
-            bank.add(
-                self._process[slot[full]],
-                row[full],
-                found[block[full]] @ table,
-                np.ones(int(full.sum()), bool),
-            )
+        counts, held = counts[here], self._pending[here]
+        num_held = held.sum(axis=1)
+        num_full = (num_held + counts) // self._block
+        last = np.cumsum(num_full + 1) - 1  # of each slot's blocks: what stays pending
+        first = last - num_full
+        shift = first * self._block + num_held - (np.cumsum(counts) - counts)
+        block = (np.arange(len(slot)) + np.repeat(shift, counts)) // self._block
+        num_blocks = int(last[-1]) + 1
+        found = np.bincount(block * self._num_cells + cell, minlength=num_blocks * self._num_cells)
+        found = found.reshape(num_blocks, self._num_cells)
+        self.cells[here] += np.add.reduceat(found, first)
+        found[first] += held
+        self._pending[here] = found[last]
+        full = np.delete(np.arange(num_blocks), last)
+        if len(full):
+            ends = (full + 1) * self._block - 1 - np.repeat(shift, num_full)
+            process = np.repeat(self._process[here], num_full)
+            bank.add(process, row[ends], found.take(full, axis=0) @ table, np.ones(len(full), bool))
 
     def flush(self, bank: Bank, table: Floats, row: int) -> None:
         """Bets what is pending as it is: its odds are about to change."""
@@ -75,14 +67,7 @@ class Blocks:
             self._pending[:] = 0
 
 
-def add_events(bank: Bank, test: int, levels: Sequence[Ints], rows: Ints, cell: Ints, table: Floats) -> None:
+def add_events(bank: Bank, test: int, places: Places, rows: Ints, cell: Ints, table: Floats) -> None:
     """Bets on each of these events in all its slices. `cell`: row of the table, 1 for the candidate."""
-    slot, row, cell = _spread(levels, rows, cell)
-    bank.add(slot * bank.num_tests + test, row, table[cell], cell == 1)
-
-
-def _spread(levels: Sequence[Ints], rows: Ints, cell: Ints) -> tuple[Ints, Ints, Ints]:
-    """Each request once for each of its slices."""
-    slots = np.concatenate([level[rows] for level in levels])
-    keep = slots >= 0
-    return slots[keep], np.tile(rows, len(levels))[keep], np.tile(cell, len(levels))[keep]
+    slot, row, cell = places.spread(rows, cell)
+    bank.add(slot * bank.num_tests + test, row, table.take(cell, axis=0), cell == 1)

@@ -6,8 +6,7 @@ Invariant: row i of every column is the i-th observation, in order of arrival; N
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
-from operator import attrgetter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +21,7 @@ Bools = NDArray[np.bool_]
 _NUMBERS = ("time", "age_s", "ttft_s", "verified_s", "tpot_s", "jitter_s", "total_s", "busy_s", "cost")
 TOKEN_COUNTS = ("prompt_tokens", "cached_tokens", "output_tokens", "guessed_tokens", "accepted_tokens")
 _FLAGS = ("failed", "cancelled", "truncated", "refused", "repeated", "schema_failed", "tool_failed",
-          "interrupted", "retried", "censored", "first_token", "mirror")  # fmt: skip
-_NAMES = (*_NUMBERS, *TOKEN_COUNTS, *_FLAGS, "arm", "attempt", "task", "tenant", "request_id", "unit")
-_read = attrgetter(*_NAMES)
+          "interrupted", "retried", "censored", "first_token", "mirror", "pair")  # fmt: skip
 
 LATENCIES = {
     Metric.TTFT: "ttft_s",
@@ -56,7 +53,9 @@ class Columns:
         "attempt",
         "begin",
         "candidate",
+        "feedback",
         "flags",
+        "hard_violations",
         "numbers",
         "request",
         "size",
@@ -68,15 +67,15 @@ class Columns:
 
     def __init__(self, rows: Sequence[Observation]) -> None:
         self.size = len(rows)
-        # One flat list: thousands of tuples would set off the garbage collector.
-        flat = list(chain.from_iterable(map(_read, rows)))
-        read = {name: flat[at :: len(_NAMES)] for at, name in enumerate(_NAMES)}
-        self.numbers: dict[str, Floats] = {name: np.array(read[name], float) for name in _NUMBERS}
-        self.tokens: dict[str, Floats] = {name: np.array(read[name], float) for name in TOKEN_COUNTS}
-        self.flags: dict[str, Bools] = {name: np.frombuffer(bytes(read[name]), bool) for name in _FLAGS}
+        read = _by_name(rows)
+        self.numbers = {name: _floats(read[name]) for name in _NUMBERS}
+        self.tokens = {name: np.fromiter(read[name], np.int64, self.size) for name in TOKEN_COUNTS}
+        self.flags = {name: bools(read[name]) for name in _FLAGS}
         self.attempt, self.task, self.tenant = read["attempt"], read["task"], read["tenant"]
         self.request, self.unit = read["request_id"], read["unit"]
-        self.candidate = np.array([arm is ArmName.CANDIDATE for arm in read["arm"]], bool)
+        self.feedback, self.hard_violations = read["feedback"], read["hard_violations"]
+        candidate = ArmName.CANDIDATE  # looked up once: it is no plain attribute
+        self.candidate = bools([arm is candidate for arm in read["arm"]])
         self.begin: Floats = self.numbers["time"] - self.numbers["age_s"]
 
     @property
@@ -125,8 +124,26 @@ class Columns:
         return value, final
 
 
-def codes(texts: Sequence[str], known: dict[str, int]) -> Ints:
-    """Small integers for the texts; `known` grows."""
-    for text in texts if len(texts) < 8 else dict.fromkeys(texts):
-        known.setdefault(text, len(known))
+def _by_name(rows: Sequence[Observation]) -> dict[str, list[Any]]:
+    flat: list[Any] = []  # one list: thousands of them would set off the garbage collector
+    for row in rows:
+        flat += row
+    names = Observation._fields
+    return {name: flat[at :: len(names)] for at, name in enumerate(names)}
+
+
+def _floats(values: Sequence[float | None]) -> Floats:
+    return np.fromiter(values, float, len(values))  # None becomes NaN
+
+
+def bools(flags: Sequence[bool]) -> Bools:
+    """Flags as a column, which is read-only."""
+    return np.frombuffer(bytes(flags), bool)
+
+
+def codes(texts: Sequence[str], known: dict[str, int], base: int = 0) -> Ints:
+    """Numbers for the texts, from `base` on; `known` grows."""
+    for text in texts:
+        if text not in known:
+            known[text] = base + len(known)
     return np.fromiter(map(known.__getitem__, texts), np.int64, len(texts))

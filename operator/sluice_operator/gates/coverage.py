@@ -22,6 +22,12 @@ class Counters:
         self._wanted = wanted
         self.num = [known.get(one.name, 0) for one in wanted]
 
+    def follow(self, wanted: Sequence[Coverage]) -> None:
+        """Counts these from now on, after an edit: what is as it was goes on, what is not begins at 0."""
+        before = list(zip(self._wanted, self.num, strict=True))
+        self.num = [next((num for old, num in before if old == one), 0) for one in wanted]
+        self._wanted = wanted
+
     def take(self, columns: Columns, samples: Bools) -> None:
         """Counts the candidate's judged requests. A request belongs to the hour in which it began, UTC."""
         for index, wanted in enumerate(self._wanted):
@@ -48,7 +54,12 @@ class Counters:
 
 def counters(rule: Rule, status: RuleStatus) -> Counters:
     """Those of the step that `status` is in; none elsewhere."""
+    return Counters(wanted_of(rule, status), status.coverage)
+
+
+def wanted_of(rule: Rule, status: RuleStatus) -> Sequence[Coverage]:
+    """What the step that `status` is in must have seen, by the spec as it stands."""
     rollout = rule.rollout
     if rollout is None or status.phase is not Phase.STEP or status.step >= len(rollout.steps):
-        return Counters((), ())
-    return Counters(rollout.steps[status.step].coverage, status.coverage)
+        return ()
+    return rollout.steps[status.step].coverage

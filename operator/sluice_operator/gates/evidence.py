@@ -16,14 +16,14 @@ from . import sequential
 from .bank import Bank
 from .battery import Battery, Kind, Test, jump_parts
 from .blocks import Blocks, add_events
-from .cap import RATE_REFILL, Bucket, latency_refill
+from .cap import RATE_REFILL, Bucket, latency_tokens, rate_burst
 from .columns import Bools, Floats, Ints
 from .jump import Jump
 from .meaning import NONE, Batch, Values, against_ceiling, column_of, events, flags_of, on_ladder, values_of
 from .recent import Recent
 from .seen import Units
 from .sequential import FIRST_BET, NUM_ALTERNATIVES
-from .slices import NUM_SLOTS, Slices, slot_weights
+from .slices import NUM_SLOTS, Places, Slices, slot_weights
 from .tables import bad_cells, ceiling_rate, num_cells, table_of
 
 
@@ -45,7 +45,8 @@ class Evidence:
         """The same, with those that failed."""
         self.recent = Recent()
         self._buckets = [
-            Bucket(RATE_REFILL if guard.metric.is_rate else latency_refill(None)) for guard in battery.guards
+            Bucket(rate_burst(None), RATE_REFILL) if guard.metric.is_rate else Bucket(*latency_tokens(None))
+            for guard in battery.guards
         ]
         self._blocks = {
             index: Blocks(index, len(tests), NUM_SLOTS, test.block, bad_cells(test), num_cells(test))
@@ -132,7 +133,7 @@ class Evidence:
             processes = np.arange(NUM_SLOTS) * self.bank.num_tests + test
             self.bank.inherit(before.bank, processes)
 
-    def take(self, batch: Batch, levels: Sequence[Ints], task: Ints, share: float | None) -> Floats | None:
+    def take(self, batch: Batch, places: Places, task: Ints, share: float | None) -> Floats | None:
         """Judges a batch. Returns the weighted mean of e-values after each of its rows; None: nothing was
         bet.
 
@@ -143,14 +144,14 @@ class Evidence:
         self.jumped = None
         self._follow(share)
         self._newest |= {
-            metric: limits[-1].tolist()
+            metric: limits.rows[limits.at[-1]].tolist()
             for metric, limits in batch.limits.items()
-            if not np.isnan(limits[-1, 0])
+            if not np.isnan(limits.rows[limits.at[-1], 0])
         }
         numbers = self.units.numbers(batch.columns)
-        self.recent.end(batch.columns.time, levels, np.flatnonzero(batch.ended & batch.columns.candidate))
+        self.recent.end(batch.columns.time, places, np.flatnonzero(batch.ended & batch.columns.candidate))
         for index in range(len(self.battery.guards)):
-            self._guard(index, batch, levels, task, numbers)
+            self._guard(index, batch, places, task, numbers)
         num_ended = int(batch.ended.sum())
         for jump in self.jumps.values():
             jump.settle(num_ended)
@@ -158,7 +159,7 @@ class Evidence:
             test = self.battery.tests[index]
             counted = self._wanted(test, batch.counted, task)
             if share is not None:
-                self._gain(index, batch, levels, counted, numbers)
+                self._gain(index, batch, places, counted, numbers)
         return self.bank.settle(batch.columns.time - self.since)
 
     def _follow(self, share: float | None) -> None:
@@ -172,8 +173,10 @@ class Evidence:
             for jump in self.jumps.values():
                 jump.rest()
         for guard, bucket in zip(self.battery.guards, self._buckets, strict=True):
-            if not guard.metric.is_rate:
-                bucket.refill = latency_refill(share)
+            if guard.metric.is_rate:
+                bucket.burst = rate_burst(share)
+            else:
+                bucket.burst, bucket.refill = latency_tokens(share)
         self._share = share
         self._tables = {
             index: table
@@ -186,12 +189,12 @@ class Evidence:
             return counted
         return counted & np.isin(task, [self.slices.code(name) for name in sorted(test.tasks)])
 
-    def _guard(self, index: int, batch: Batch, levels: Sequence[Ints], task: Ints, numbers: Ints) -> None:
+    def _guard(self, index: int, batch: Batch, places: Places, task: Ints, numbers: Ints) -> None:
         mine = self._by_guard[index]
         first = self.battery.tests[mine[0]]
         counted = self._wanted(first, batch.counted, task)
         if first.kind is Kind.PAIR:
-            self._pairs(mine[0], batch, levels, task)
+            self._pairs(mine[0], batch, places, task)
             return
         values = None if first.metric.is_rate else values_of(first, batch)
         bad: dict[int, Ints] = {}
@@ -203,21 +206,21 @@ class Evidence:
         candidate = batch.columns.candidate
         heard = self._buckets[index].heard(slow[candidate[slow]], batch.columns.time)
         for test, rows in bad.items():
-            self._note(test, rows[candidate[rows]], levels, batch)
+            self._note(test, rows[candidate[rows]], places, batch)
             if test in self.jumps and len(rows):
                 self._jump(test, rows, heard, batch)
             rows = rows if heard is None else rows[heard[rows]]
             if len(rows) and test in self._tables:
                 cell = candidate[rows].astype(np.int64)
-                add_events(self.bank, test, levels, rows, cell, self._tables[test])
-        self._correct(mine, bad, levels, candidate)
+                add_events(self.bank, test, places, rows, cell, self._tables[test])
+        self._correct(mine, bad, places, candidate)
         for test in mine:
             if test in self._blocks and test in self._tables:
-                self._count(test, batch, levels, counted, values, numbers, heard)
+                self._count(test, batch, places, counted, values, numbers, heard)
 
-    def _note(self, test: int, rows: Ints, levels: Sequence[Ints], batch: Batch) -> None:
+    def _note(self, test: int, rows: Ints, places: Places, batch: Batch) -> None:
         if len(rows):
-            self.recent.fail(test, batch.columns.time, levels, rows)
+            self.recent.fail(test, batch.columns.time, places, rows)
 
     def _jump(self, test: int, rows: Ints, heard: Bools | None, batch: Batch) -> None:
         """Rare events that come in a cluster."""
@@ -233,7 +236,7 @@ class Evidence:
         self,
         test: int,
         batch: Batch,
-        levels: Sequence[Ints],
+        places: Places,
         counted: Bools,
         values: Values | None,
         numbers: Ints,
@@ -249,11 +252,11 @@ class Evidence:
         rows = self.units.first(np.flatnonzero(known), numbers, test)
         rows = rows if heard is None or spec.kind is Kind.CEILING else rows[heard[rows]]
         if spec.kind is Kind.CEILING:
-            self._note(test, rows[cell[rows] > 0], levels, batch)
+            self._note(test, rows[cell[rows] > 0], places, batch)
         if len(rows):
-            self._blocks[test].add(self.bank, levels, rows, cell[rows], self._tables[test])
+            self._blocks[test].add(self.bank, places, rows, cell[rows], self._tables[test])
 
-    def _correct(self, mine: Sequence[int], bad: dict[int, Ints], levels: Sequence[Ints], arm: Bools) -> None:
+    def _correct(self, mine: Sequence[int], bad: dict[int, Ints], places: Places, arm: Bools) -> None:
         """Feedback on requests that a ceiling has counted as good."""
         for test in mine:
             spec = self.battery.tests[test]
@@ -262,11 +265,11 @@ class Evidence:
                 rows = rows[arm[rows]]
                 if len(rows):
                     cell = np.full(len(rows), 2)
-                    self._blocks[test].add(self.bank, levels, rows, cell, self._tables[test])
+                    self._blocks[test].add(self.bank, places, rows, cell, self._tables[test])
 
-    def _gain(self, test: int, batch: Batch, levels: Sequence[Ints], counted: Bools, numbers: Ints) -> None:
+    def _gain(self, test: int, batch: Batch, places: Places, counted: Bools, numbers: Ints) -> None:
         """The same tests with the arms exchanged, over all requests."""
-        spec, whole = self.battery.tests[test], levels[:1]
+        spec, whole = self.battery.tests[test], places.whole()
         if not spec.metric.is_rate:
             self._count(test, batch, whole, counted, values_of(spec, batch), numbers, None)
             return
@@ -275,10 +278,10 @@ class Evidence:
             cell = (~batch.columns.candidate[rows]).astype(np.int64)
             add_events(self.bank, test, whole, rows, cell, self._tables[test])
 
-    def _pairs(self, test: int, batch: Batch, levels: Sequence[Ints], task: Ints) -> None:
+    def _pairs(self, test: int, batch: Batch, places: Places, task: Ints) -> None:
         wanted = self._wanted(self.battery.tests[test], np.ones(len(task), bool), task)
         found = [(row, candidate) for row, candidate in batch.pairs if wanted[row]]
         if found and test in self._tables:
             rows = np.array([row for row, _ in found])
             cell = np.array([int(candidate) for _, candidate in found])
-            add_events(self.bank, test, levels, rows, cell, self._tables[test])
+            add_events(self.bank, test, places, rows, cell, self._tables[test])

@@ -19,6 +19,7 @@ from datetime import datetime
 from ..api.routepolicy import Rule
 from ..api.rulestatus import QueryStatus, RuleStatus
 from .checkpoint import gains_of, guards_of, slices_of
+from .coverage import wanted_of
 from .keys import NO_TRAFFIC, key_of, share_of, traffic_of, unix
 from .observation import Observation
 from .queries import fires, judged, told
@@ -28,17 +29,26 @@ SETTLE_S = 1.0
 """After the candidate's share has been lowered, requests are still assigned under the old one for as
 long as the gateway takes; they would look like too many. Seconds."""
 
+CLOCK_SLACK_S = 2.0
+"""By so much a clock may be behind an earlier reading, or another operator's, before it counts as set back:
+requests began before the evidence then, and would count for no guard until it has caught up."""
+
 
 def align(gate: GateState | None, rule: Rule, status: RuleStatus, now: datetime) -> GateState:
     """The gate that belongs to `status`: the same one where it still fits, else one built from the
-    checkpoint in it."""
+    checkpoint in it. After the clock was set back nothing fits that was timed by it: it is then as after a
+    restart of the operator."""
     time = now.timestamp()
-    if gate is not None and gate.key == key_of(status):
+    set_back = gate is not None and gate.fired is None and time < gate.aligned - CLOCK_SLACK_S
+    if gate is not None and gate.key == key_of(status) and not set_back:
         _follow_weight(gate, status, time)
-        gate.rule = rule
+        if gate.rule is not rule:
+            gate.coverage.follow(wanted_of(rule, status))
+        gate.rule, gate.aligned = rule, time
         return gate
     fresh = GateState(rule, status, max(time, unix(status.evidence_since)), gate)
-    if gate is not None:
+    fresh.aligned = time
+    if gate is not None and not set_back:
         fresh.keep_late(gate)
     return fresh
 

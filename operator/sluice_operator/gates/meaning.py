@@ -14,6 +14,7 @@ import numpy as np
 from ..api.guards import Metric
 from .battery import Battery, Kind, Test
 from .columns import RATES, Bools, Columns, Floats, Ints
+from .window import Limits, unknown
 
 NONE = np.zeros(0, np.int64)
 
@@ -31,7 +32,7 @@ class Batch:
     """Negative feedback on a request of this stage."""
     pairs: list[tuple[int, bool]]
     """Rows at which exactly one of three greedy answers differed, and whether it was the candidate's."""
-    limits: dict[Metric, Floats]
+    limits: dict[Metric, Limits]
     """Stable's quantiles for each request, by metric; a column each of `Battery.percentiles`."""
     needless: bool
     """A refusal by the model is a failure in this rule."""
@@ -47,9 +48,8 @@ class Values:
     """The same by the clock alone, for the far tail: an error has a guard of its own."""
     final: Bools
     """Whether the value can't change any more."""
-    limits: Floats
-    """Stable's quantiles times the arm's tolerance, and last the far tail; NaN: stable has shown too
-    little."""
+    limits: Limits
+    """Stable's quantiles times the arm's tolerance."""
 
 
 def flagged(metric: Metric, columns: Columns, needless: bool) -> Bools:
@@ -70,11 +70,10 @@ def values_of(test: Test, batch: Batch) -> Values:
     """What the batch says of the test's metric."""
     value, final = batch.columns.value(test.metric)
     above = batch.columns.above_all(batch.needless)
-    limits = batch.limits.get(test.metric)
-    if limits is None:
-        limits = np.full((batch.columns.size, 1), np.nan)
-    tolerance = np.where(batch.columns.candidate, test.tolerance, 1.0)
-    return Values(np.where(above, np.inf, value), value, final | above, limits * tolerance[:, None])
+    limits = batch.limits.get(test.metric) or unknown(batch.columns.size)
+    rows, at = limits.rows, limits.at + len(limits.rows) * batch.columns.candidate
+    limits = Limits(np.concatenate([rows, test.tolerance * rows]), at)
+    return Values(np.where(above, np.inf, value), value, final | above, limits)
 
 
 def column_of(test: Test, battery: Battery) -> int:
@@ -87,7 +86,7 @@ def events(test: Test, battery: Battery, batch: Batch, counted: Bools, values: V
     """Rows that are events of the test; None: it looks at no events."""
     if test.kind is Kind.TAIL and values is not None:
         value = values.bound if test.percentiles else values.measured
-        return np.flatnonzero(counted & (value > values.limits[:, column_of(test, battery)]))
+        return np.flatnonzero(counted & (value > values.limits.column(column_of(test, battery))))
     if test.kind is Kind.RATE:
         found = flags_of(test, batch, counted)
         return np.flatnonzero(found) if found.any() else NONE
@@ -101,16 +100,19 @@ def on_ladder(
     quantile that is finite."""
     known = battery.percentiles(test.metric)
     columns = [known.index(percent) for percent in test.percentiles]
-    bound, limits = values.bound, values.limits[:, columns]
-    past = (bound[:, None] > limits).sum(axis=1)
+    bound, limits = values.bound, values.limits
+    past = np.zeros(batch.columns.size, np.int64)
+    for column in columns:
+        past += bound > limits.column(column)
     num_cells = len(columns) + 1
     if test.kind is Kind.LADDER:
-        past = past + (values.measured > values.limits[:, -1])
+        past += values.measured > limits.column(-1)
         num_cells += 1
     cell = past + num_cells * batch.columns.candidate
-    top = np.where(np.isinf(limits), -np.inf, limits).max(axis=1)
+    tops = limits.rows[:, columns]
+    top = np.where(np.isinf(tops), -np.inf, tops).max(axis=1)[limits.at]
     told = values.final | ((bound > top) & (top > 0.0))
-    return counted & told & ~np.isnan(limits[:, -1]) & ~np.isnan(bound), cell
+    return counted & told & ~np.isnan(limits.column(columns[-1])) & ~np.isnan(bound), cell
 
 
 def against_ceiling(test: Test, batch: Batch, counted: Bools, values: Values | None) -> tuple[Bools, Ints]:

@@ -5,11 +5,10 @@ Counts since evidence began would not do: an hour of good requests makes everybo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from .columns import Floats, Ints
+from .slices import Places
 
 NUM_BAD = 32
 NUM_ENDED = 2048
@@ -24,14 +23,14 @@ class Recent:
         self._bad: dict[int, Floats] = {}
         self._ended: Floats = np.zeros((0, 4))
 
-    def end(self, time: Floats, levels: Sequence[Ints], rows: Ints) -> None:
+    def end(self, time: Floats, places: Places, rows: Ints) -> None:
         """Requests of the candidate that have ended."""
-        self._ended = np.concatenate([self._ended, _lines(time, levels, rows)])[-NUM_ENDED:]
+        self._ended = np.concatenate([self._ended, _lines(time, places, rows)])[-NUM_ENDED:]
 
-    def fail(self, test: int, time: Floats, levels: Sequence[Ints], rows: Ints) -> None:
+    def fail(self, test: int, time: Floats, places: Places, rows: Ints) -> None:
         """Bad events of the candidate by a test."""
         before = self._bad.get(test, self._ended[:0])
-        self._bad[test] = np.concatenate([before, _lines(time, levels, rows)])[-NUM_BAD:]
+        self._bad[test] = np.concatenate([before, _lines(time, places, rows)])[-NUM_BAD:]
 
     def times(self, test: int) -> tuple[list[float], list[int]]:
         """Of the newest bad events of a test, newest first: their times, and how many requests have ended
@@ -50,5 +49,5 @@ class Recent:
         return max(len(ended), len(bad)), len(bad)
 
 
-def _lines(time: Floats, levels: Sequence[Ints], rows: Ints) -> Floats:
-    return np.column_stack([time[rows], *(level[rows] for level in levels[1:])])
+def _lines(time: Floats, places: Places, rows: Ints) -> Floats:
+    return np.column_stack([time[rows], places.slots[places.which[rows], 1:]])

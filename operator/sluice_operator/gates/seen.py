@@ -7,10 +7,11 @@ bounded: the oldest half is forgotten when it is full, long after what was runni
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 
 import numpy as np
 
-from .columns import Bools, Columns, Ints
+from .columns import Bools, Columns, Ints, bools, codes
 
 MAX_UNITS = 65_536
 MAX_ANSWERED = 40_000
@@ -19,28 +20,25 @@ MAX_ANSWERED = 40_000
 class Units:
     """Conversations of both arms, and for which tests they have counted."""
 
-    __slots__ = ("_known", "_next", "counted")
+    __slots__ = ("_known", "counted")
 
     def __init__(self, num_tests: int) -> None:
         self._known: tuple[dict[str, int], dict[str, int]] = ({}, {})
-        self._next = 0
         self.counted: Bools = np.zeros((1024, num_tests), bool)
 
     def numbers(self, columns: Columns) -> Ints:
         """A number for each row's conversation and arm."""
-        if self._next > MAX_UNITS:
+        if sum(map(len, self._known)) > MAX_UNITS:
             self._forget()
+        names = [unit or request for unit, request in zip(columns.unit, columns.request, strict=True)]
         found = np.empty(columns.size, np.int64)
-        number, known = self._next, self._known
-        rows = zip(columns.candidate.tolist(), columns.unit, columns.request, strict=True)
-        for row, (candidate, unit, request) in enumerate(rows):
-            table = known[candidate]
-            got = table.get(unit or request)
-            if got is None:
-                got = table[unit or request] = number
-                number += 1
-            found[row] = got
-        self._next = number
+        stable, candidate = self._known
+        for known, other, mine in (
+            (stable, candidate, ~columns.candidate),
+            (candidate, stable, columns.candidate),
+        ):
+            found[mine] = codes(list(compress(names, mine.tolist())), known, len(other))
+        number = sum(map(len, self._known))
         if number > len(self.counted):
             more = np.zeros(
                 (max(number, 2 * len(self.counted)) - len(self.counted), self.counted.shape[1]), bool
@@ -67,7 +65,6 @@ class Units:
         old = np.array([number for table in kept for number in table.values()], np.int64)
         numbers = iter(range(len(old)))
         self._known = ({name: next(numbers) for name in kept[0]}, {name: next(numbers) for name in kept[1]})
-        self._next = len(old)
         counted = np.zeros((max(1024, 2 * len(old)), self.counted.shape[1]), bool)
         counted[: len(old)] = self.counted[old]
         self.counted = counted
@@ -87,13 +84,16 @@ class Answered:
     def __contains__(self, key: tuple[bool, str]) -> bool:
         return key[1] in self._ids[key[0]]
 
+    def known(self, rows: Ints, candidate: Bools, request: Sequence[str]) -> Bools:
+        """Of which of these rows the request has ended."""
+        ids, arms = self._ids, candidate[rows].tolist()
+        return bools([request[row] in ids[arm] for row, arm in zip(rows.tolist(), arms, strict=True)])
+
     def new(self, rows: Ints, candidate: Bools, request: Sequence[str]) -> Ints:
         """Of these rows, those whose request had not ended before; now it has."""
-        kept = []
-        stable, ended = self._ids
+        kept, ids = [], self._ids
         for row, arm in zip(rows.tolist(), candidate[rows].tolist(), strict=True):
-            name = request[row]
-            table = ended if arm else stable
+            name, table = request[row], ids[arm]
             if name not in table:
                 table[name] = None
                 kept.append(row)

@@ -20,9 +20,11 @@ Three kinds of cells:
 - an *event* test looks at bad requests only (one cell): P(candidate | bad) <= rw / (rw + 1 - w) where the
   candidate may have r times stable's rate. Example, w = 0.1, k = 30: a candidate's event is worth 30 / 3.9 =
   7.69, one of stable's 1 / 3.9 = 0.256.
-- a *ladder* looks at every request, with cells between stable's quantiles. Its alternatives are Lehmann's:
-  the candidate exceeds each threshold with probability p^g, g < 1, where stable does with p (Lehmann 1953). A
-  good request of stable's is evidence too: stable is well at this very time.
+- a *ladder* looks at every request, with cells between stable's quantiles. Its alternatives are shifts of a
+  normal variable, as van der Waerden's test has them ("Order tests for the two-sample problem and their
+  power", Indagationes Mathematicae 14, 1952): where stable exceeds a threshold with probability p, the
+  candidate does with Phi(Phi^-1(p) + d). So it is where times that are about log-normal become longer by a
+  factor, whatever their spread. A good request of stable's is evidence too: stable is well at this very time.
 - a *ceiling* looks at the candidate alone: each request is over an absolute limit with probability at most p.
   Betting on p' > p multiplies by p'/p or (1 - p')/(1 - p): Wald's likelihood ratio (1945), also the bet of
   Waudby-Smith and Ramdas (JRSS B 86(1), 2024) at a fixed fraction.
@@ -38,6 +40,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,8 +50,10 @@ Array = NDArray[np.float64]
 ODDS = (2.0, 8.0, 30.0, 100.0)
 """Alternatives of an event test: how many times its fair odds the candidate has of having had the event."""
 
-POWERS = (0.8, 0.6, 0.3, 0.1)
-"""Alternatives of a ladder: exponents g of Lehmann's family; 0.1 is about what 5 times slower does."""
+SHIFTS = (0.3, 0.8, 1.4, 2.2)
+"""Alternatives of a ladder: by how many standard deviations of a time's logarithm the candidate is slower.
+Where that is 0.6, twice as slow as is tolerated is 1.2 of them. For a shift of 2/3 to 3/2 of an
+alternative's it grows more than three quarters as fast as the shift's own alternative would."""
 
 RATIOS = (1.5, 3.0, 10.0, 30.0)
 """Alternatives of a ceiling: times the odds of the limit's rate."""
@@ -66,6 +71,7 @@ JOIN_SCALE_S = 60.0
 RESTART_POWER = 1.5
 _PLANNED = 0.6
 _ZETA = 2.6123753486854883  # Riemann's zeta(1.5): the sum of k^-1.5 over k >= 1
+_NORMAL = NormalDist()
 
 
 def null_share(weight: float, tolerance: float = 1.0) -> float:
@@ -89,7 +95,7 @@ def ladder_table(share: float, exceeded: Sequence[float]) -> Array:
 
     `exceeded`: for each threshold, ascending, how often stable exceeds it. It need not be exact.
     """
-    odds = np.stack([_lehmann(exceeded, power) for power in POWERS], axis=1)
+    odds = np.stack([_shifted(exceeded, shift) for shift in SHIFTS], axis=1)
     mean = odds * share + 1.0 - share
     return np.concatenate([-np.log(mean), np.log(odds / mean)])
 
@@ -141,10 +147,10 @@ def threshold(alpha: float, num_restarts: int, num_stages: int = 1) -> float:
     return 1.0 / (min(alpha, 0.5) * spent(num_restarts, num_stages))
 
 
-def _lehmann(exceeded: Sequence[float], power: float) -> Array:
-    """Odds of each cell: how often the candidate would fall into it for once that stable does."""
+def _shifted(exceeded: Sequence[float], shift: float) -> Array:
+    """Odds of each cell: how often the candidate would fall into it for once that stable does. They grow from
+    cell to cell, as the normal shift's likelihood ratio does."""
     stable = np.array([1.0, *exceeded, 0.0])
-    candidate = stable**power
-    candidate[-1] = 0.0
+    candidate = np.array([1.0, *(_NORMAL.cdf(_NORMAL.inv_cdf(rate) + shift) for rate in exceeded), 0.0])
     odds: Array = (candidate[:-1] - candidate[1:]) / np.maximum(stable[:-1] - stable[1:], 1e-12)
     return odds

@@ -31,6 +31,47 @@ def slot_weights() -> Floats:
     return np.concatenate([[_WHOLE], _SINGLES * singles / singles.sum(), _PAIRS * pairs / pairs.sum()])
 
 
+class Places:
+    """Slots of each request of a batch, one on each level: whole, task, tenant, both."""
+
+    __slots__ = ("_row", "_slot", "slots", "which")
+
+    def __init__(self, slots: Ints, which: Ints) -> None:
+        """`slots`: of each pair of task and tenant, a column a level, -1: none; `which`: each request's."""
+        self.slots, self.which = slots, which
+        by_level = slots.T.take(which, axis=1).ravel()
+        order = np.argsort(by_level.astype(np.uint8), kind="stable")[: np.count_nonzero(by_level >= 0)]
+        self._slot, self._row = by_level[order], order % max(1, len(which))
+
+    def whole(self) -> Places:
+        """The first level alone."""
+        return Places(self.slots[:, :1], self.which)
+
+    def spread(self, rows: Ints, cell: Ints) -> tuple[Ints, Ints, Ints]:
+        """Slot, row and cell of these requests, once for each of their slices, by level."""
+        slots = self.slots.T.take(self.which[rows], axis=1)
+        keep = slots >= 0
+        shape = slots.shape
+        return slots[keep], np.broadcast_to(rows, shape)[keep], np.broadcast_to(cell, shape)[keep]
+
+    def by_slot(self, rows: Ints, cell: Ints) -> tuple[Ints, Ints, Ints]:
+        """The same by slot; quicker than `spread` where most of the batch is asked for."""
+        cells = np.full(len(self.which), -1)
+        cells[rows] = cell
+        cells = cells[self._row]
+        here = np.flatnonzero(cells >= 0)
+        return self._slot[here], self._row[here], cells[here]
+
+    def count(self, wanted: Bools, candidate: Bools) -> Ints:
+        """Wanted requests of stable and candidate, by slot."""
+        pairs = 2 * self.which[wanted] + candidate[wanted]
+        counts = np.bincount(pairs, minlength=2 * len(self.slots)).reshape(-1, 2)
+        found = np.zeros((NUM_SLOTS, 2), np.int64)
+        for slots in self.slots.T:
+            np.add.at(found, slots[slots >= 0], counts[slots >= 0])
+        return found
+
+
 class Slices:
     """Who has which slot."""
 
@@ -64,33 +105,33 @@ class Slices:
         """Code of one task."""
         return self._task_codes.setdefault(task, len(self._task_codes))
 
-    def levels(self, columns: Columns, task: Ints, counted: Bools) -> list[Ints]:
-        """Slots of each request by level (whole, task, tenant, both); -1: none. `counted`: those that give a
-        new slice its slot."""
+    def places(self, columns: Columns, task: Ints, counted: Bools) -> Places:
+        """Slots of each request. `counted`: those that give a new slice its slot."""
         tenant = codes(columns.tenant, self._tenant_codes)
-        pair = task * _STRIDE + tenant
-        self._admit(columns, task, tenant, pair, counted)
-        return [
-            np.zeros(columns.size, np.int64),
-            _looked_up(task, self._task_slots),
-            _looked_up(tenant, self._tenant_slots),
-            _looked_up(pair, self._pair_slots),
+        pairs, which = np.unique(task * _STRIDE + tenant, return_inverse=True)
+        rows = np.flatnonzero(counted)[::-1]
+        first = np.full(len(pairs), columns.size)
+        first[which[rows]] = rows  # of one pair the last one stays, which is the first to come
+        for row in np.sort(first[first < columns.size]).tolist():
+            self._admit(int(task[row]), int(tenant[row]), columns.task[row], columns.tenant[row])
+        slots = [
+            (
+                RULE,
+                self._task_slots.get(pair // _STRIDE, -1),
+                self._tenant_slots.get(pair % _STRIDE, -1),
+                self._pair_slots.get(pair, -1),
+            )
+            for pair in pairs.tolist()
         ]
+        return Places(np.array(slots, np.int64), which)
 
-    def _admit(self, columns: Columns, task: Ints, tenant: Ints, pair: Ints, counted: Bools) -> None:
-        rows = np.flatnonzero(counted)
-        if not len(rows):
-            return
-        _, first = np.unique(pair[rows], return_index=True)
-        for at in first[np.argsort(first)].tolist():
-            row = int(rows[at])
-            left, right = int(task[row]), int(tenant[row])
-            if left not in self._task_slots:
-                self._single(left, 0, columns.task[row], "")
-            if right not in self._tenant_slots:
-                self._single(0, right, "", columns.tenant[row])
-            if left and right and left * _STRIDE + right not in self._pair_slots:
-                self._pair(left, right, columns.task[row], columns.tenant[row])
+    def _admit(self, task: int, tenant: int, task_name: str, tenant_name: str) -> None:
+        if task not in self._task_slots:
+            self._single(task, 0, task_name, "")
+        if tenant not in self._tenant_slots:
+            self._single(0, tenant, "", tenant_name)
+        if task and tenant and task * _STRIDE + tenant not in self._pair_slots:
+            self._pair(task, tenant, task_name, tenant_name)
 
     def _single(self, task: int, tenant: int, task_name: str, tenant_name: str) -> None:
         table, code = (self._task_slots, task) if task else (self._tenant_slots, tenant)
@@ -105,10 +146,3 @@ class Slices:
         self._pair_slots[task * _STRIDE + tenant] = slot
         if slot > 0:
             self.names[slot] = (task_name, tenant_name)
-
-
-def _looked_up(code: Ints, table: dict[int, int]) -> Ints:
-    values, inverse = np.unique(code, return_inverse=True)
-    slots = np.array([table.get(value, -1) for value in values.tolist()], np.int64)
-    found: Ints = slots[inverse]
-    return found

@@ -24,9 +24,9 @@ from . import sequential
 from .agreement import Agreement
 from .agreement import restored as restored_agreement
 from .attribution import attribute
-from .battery import JUMP_PART, Kind, battery, num_stages
+from .battery import Kind, battery, hourly_part, num_stages
 from .checkpoint import restore
-from .columns import Bools, Columns, Floats
+from .columns import Bools, Columns, Floats, bools
 from .coverage import counters
 from .evidence import Evidence
 from .hard import HardGates
@@ -56,6 +56,11 @@ class Verdict:
     slice: tuple[str, str] | None = None
     """Task and tenant that it speaks against, "" for any; None: the whole rule."""
 
+    @property
+    def hard(self) -> bool:
+        """Whether one request was enough."""
+        return self.reason == "HardGateBroken"
+
 
 class GateState:
     """Evidence of one rule. Mutable, owned by one caller; only `fold`, `align`, `deafen` and `take_query`
@@ -68,6 +73,9 @@ class GateState:
         """Unix seconds; requests that began earlier count for no guard."""
         self.until = math.inf
         """Unix seconds; nor do those that began later, after the candidate's traffic was taken away."""
+        self.aligned = 0.0
+        """When it was last aligned, Unix seconds: one that is asked at an earlier time has a clock that was
+        set back."""
         self.traffic = traffic_of(status)
         """Weight and shadow percent that the evidence is about."""
         self.share = share_of(status)
@@ -77,13 +85,13 @@ class GateState:
         self.fired: Verdict | None = None
         self.fired_time: float | None = None
         """Arrival of the observation at which it fired, Unix seconds: a batch may hold later ones."""
+        self.lacking: tuple[str, ...] = ()
+        """Metrics of which nothing of stable's is known, so that the candidate's newest answer could not be
+        judged."""
         self.queries = {one.name: one for one in status.queries}
         self.coverage = counters(rule, status)
         rollout = rule.rollout
         alpha = float(rollout.alpha) if rollout is not None else 0.0
-        self.threshold = sequential.threshold(
-            (1.0 - JUMP_PART) * alpha, status.num_restarts, num_stages(rule)
-        )
         self._needless = rule.contract.refusals is Refusals.NEEDLESS
         self._inherit(rule, status, before)
         self._revive(status, alpha)
@@ -106,6 +114,10 @@ class GateState:
     def _revive(self, status: RuleStatus, alpha: float) -> None:
         """Evidence out of the checkpoint, and what people said from the gate before."""
         tests = battery(self.rule)
+        self.threshold = sequential.threshold(
+            hourly_part(tests.tests) * alpha, status.num_restarts, num_stages(self.rule)
+        )
+        self._armed = frozenset(test.metric for test in tests.tests if test.weight > 0.0)
         slices = Slices([(one.task, one.tenant) for one in status.slices])
         began = unix(status.evidence_since) or self.since
         self.evidence = Evidence(tests, slices, alpha, min(began, self.since))
@@ -131,30 +143,27 @@ class GateState:
 
     def take_all(self, observations: Iterable[Observation]) -> None:
         """Takes observations in, in order of arrival."""
-        attempt = self.key[0]
+        attempt, candidate = self.key[0], ArmName.CANDIDATE
         rows = [
             one
             for one in observations
-            if one.arm is not ArmName.CANDIDATE or (one.attempt == attempt and attempt != "")
+            if one.arm is not candidate or (one.attempt == attempt and attempt != "")
         ]
         if not rows:
             return
-        special = [row for row, one in enumerate(rows) if one.pair or one.feedback or one.hard_violations]
-        pairs = self._pairs(rows, special)
-        if self.hard.waiting or any(rows[row].hard_violations for row in special):
-            self._hard(rows)
         columns = Columns(rows)
-        ours = np.array([one == attempt for one in columns.attempt], bool) & (attempt != "")
-        plain = np.ones(columns.size, bool)
-        plain[[row for row in special if rows[row].pair or rows[row].feedback]] = False
+        pairs = self._pairs(rows, np.flatnonzero(columns.flags["pair"]).tolist())
+        if self.hard.waiting or any(columns.hard_violations):
+            self._hard(rows)
+        ours = bools([one == attempt for one in columns.attempt]) & (attempt != "")
+        heard = bools([one != "" for one in columns.feedback])
+        plain = ~(columns.flags["pair"] | heard)
         counted = plain & ours & self._in_stage(columns)
         new = self._answered(columns, plain)
         ended = new | (plain & columns.flags["failed"])
         above = columns.above_all(self._needless)
         limits = self.stable.take(columns, ended & ~columns.candidate, above, self.evidence.battery)
-        said = np.zeros(columns.size, bool)
-        said[[row for row in special if rows[row].feedback in _NEGATIVE]] = True
-        said &= ours
+        said = ours & bools([one in _NEGATIVE for one in columns.feedback])
         complained = said & (columns.begin >= self.complained_since)
         ended &= counted
         self._judge(Batch(columns, counted, ended, complained, pairs, limits, self._needless), new)
@@ -182,29 +191,32 @@ class GateState:
     def _judge(self, batch: Batch, new: Bools) -> None:
         columns, counted, evidence = batch.columns, batch.counted, self.evidence
         task = evidence.slices.tasks(columns.task)
-        levels = evidence.slices.levels(columns, task, counted)
-        series = evidence.take(batch, levels, task, self.share)
-        samples = counted & new & (~columns.candidate | self._judged(batch))
-        for table, mask in ((evidence.samples, samples), (evidence.ended, batch.ended)):
-            rows = np.flatnonzero(mask)
-            slots = np.concatenate([level[rows] for level in levels])
-            keys = 2 * slots + np.tile(columns.candidate[rows], len(levels))
-            table += np.bincount(keys[slots >= 0], minlength=table.size).reshape(-1, 2)
+        places = evidence.slices.places(columns, task, counted)
+        series = evidence.take(batch, places, task, self.share)
+        answered = counted & new
+        samples = answered & (~columns.candidate | self._judged(batch, answered & columns.candidate))
+        evidence.samples += places.count(samples, columns.candidate)
+        evidence.ended += places.count(batch.ended, columns.candidate)
         candidate = samples & columns.candidate
         self.num_samples += int(candidate.sum())
         self.num_stable_samples += int(samples.sum() - candidate.sum())
         self.coverage.take(columns, candidate)
         self._look(series, columns.time)
 
-    def _judged(self, batch: Batch) -> Bools:
-        """Whether every guard could have said something; with no stable traffic beside it only ceilings and
-        hard gates can."""
+    def _judged(self, batch: Batch, asked: Bools) -> Bools:
+        """Whether every guard that can fire could have said something; with no stable traffic beside it only
+        ceilings and hard gates can. `asked`: rows that it matters of."""
         found = np.ones(batch.columns.size, bool)
-        if self.share is None:
-            return found
+        newest, lacking = np.flatnonzero(asked)[-1:], []
         for metric, limits in batch.limits.items():
-            measured = batch.columns.value(metric)[1]
-            found &= ~measured | ~np.isnan(limits[:, 0])
+            if self.share is None or metric not in self._armed:
+                continue
+            unknown = batch.columns.value(metric)[1] & np.isnan(limits.column(0))
+            found &= ~unknown
+            if unknown[newest].any():
+                lacking.append(metric.value)
+        if len(newest):
+            self.lacking = tuple(lacking)
         return found
 
     def _look(self, series: Floats | None, time: Floats) -> None:
@@ -237,12 +249,12 @@ class GateState:
         e_values = self.evidence.bank.e_values()
         self.shown |= {self.evidence.battery.tests[at].name for at in gains if e_values[at] >= level}
 
-    def _pairs(self, rows: Sequence[Observation], special: Sequence[int]) -> list[tuple[int, bool]]:
+    def _pairs(self, rows: Sequence[Observation], pairs: Sequence[int]) -> list[tuple[int, bool]]:
         """Greedy answers compared; which rows completed a triple of which exactly one answer is odd."""
         found = []
-        for row in special:
+        for row in pairs:
             seen = rows[row]
-            if seen.pair and seen.attempt == self.key[0] != "":
+            if seen.attempt == self.key[0] != "":
                 odd = self.agreement.take(seen)
                 if odd is not None and seen.time - seen.age_s >= self.since:
                     found.append((row, odd))

@@ -97,6 +97,12 @@ class ArmSummary:
         self.priced = self.priced or bool((~np.isnan(cost)).any())
         self.cost += float(np.nansum(cost))
 
+    @property
+    def cached_share(self) -> float:
+        """Share of the prompt tokens that the prefix cache had, of requests seen in this process."""
+        prompt = self.tokens["prompt_tokens"]
+        return self.tokens["cached_tokens"] / prompt if prompt else 0.0
+
     def complain(self, num: int) -> None:
         """Negative feedback."""
         name = Metric.NEGATIVE_FEEDBACK_RATE.value
@@ -171,14 +177,9 @@ class Summary:
         rest = np.flatnonzero(mine & ~new & (columns.flags["failed"] | columns.flags["cancelled"]))
         rows = np.flatnonzero(mine & new)
         if len(self._unwell) or len(rest):
-            arms = columns.candidate[rows].tolist()
-            told = [
-                row
-                for row, arm in zip(rows.tolist(), arms, strict=True)
-                if (arm, columns.request[row]) not in self._unwell
-            ]
+            told = rows[~self._unwell.known(rows, columns.candidate, columns.request)]
             bad = self._unwell.new(rest, columns.candidate, columns.request)
-            rows = np.array(sorted([*told, *bad.tolist()]), np.int64)
+            rows = np.sort(np.concatenate([told, bad]))
         candidate = columns.candidate[rows]
         for arm, chosen in ((self.stable, rows[~candidate]), (self.candidate, rows[candidate])):
             if len(chosen):

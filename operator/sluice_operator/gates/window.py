@@ -16,6 +16,8 @@ starts with a cold cache). A stratum with too few values is merged with all the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -29,6 +31,32 @@ MIN_SAMPLES = 20
 FULL = 200
 MAX_STRATA = 64
 _RENEW_EARLY, _RENEW = 20, 100
+
+_Whole = TypeVar("_Whole", int, Ints)
+
+
+@dataclass(slots=True)
+class Limits:
+    """Thresholds for each request of a batch: `rows[at]`. NaN: too little is known."""
+
+    rows: Floats
+    """The distinct ones: a column for each percentile, and last the far tail."""
+    at: Ints
+
+    def column(self, index: int) -> Floats:
+        """One threshold for each request."""
+        found: Floats = self.rows[:, index][self.at]
+        return found
+
+    def put(self, here: Ints, other: Limits) -> None:
+        """Takes the thresholds of these requests from `other`."""
+        self.at[here] = len(self.rows) + other.at
+        self.rows = np.concatenate([self.rows, other.rows])
+
+
+def unknown(size: int, percentiles: Sequence[int] = ()) -> Limits:
+    """Of so many requests nothing is known."""
+    return Limits(np.full((1, len(percentiles) + 1), np.nan), np.zeros(size, np.int64))
 
 
 class Stream:
@@ -44,7 +72,7 @@ class Stream:
         """Values so far, those dropped included."""
         self._mark = -1
         self._asked: tuple[int, ...] = ()
-        self._row: Floats = np.zeros(0)
+        self._row: Floats = np.zeros((1, 0))
 
     def take(
         self,
@@ -53,16 +81,15 @@ class Stream:
         time: Floats,
         percentiles: Sequence[int],
         wanted: Ints | None = None,
-    ) -> Floats:
-        """Thresholds for each of these requests (rows, NaN: too little is known; the far tail last), then
-        their values.
+    ) -> Limits:
+        """Thresholds for each of these requests, then their values.
 
         `samples`: which of them are stable's; `value`: two rows as in `values`; all in order of arrival.
         `wanted`: the requests for which thresholds are wanted; None: all.
         """
         held, values, times = len(self.times), self.values, self.times
         if samples.any():
-            values = np.concatenate([values, value[:, samples]], axis=1)
+            values = np.concatenate([values, value.compress(samples, axis=1)], axis=1)
             times = np.concatenate([times, time[samples]])
         before: Ints = held + np.cumsum(samples) - samples
         if wanted is not None:
@@ -75,49 +102,59 @@ class Stream:
 
     def _limits(
         self, before: Ints, values: Floats, times: Floats, time: Floats, percentiles: Sequence[int]
-    ) -> Floats:
+    ) -> Limits:
         """`before`: how many of `values` came before each request."""
+        if not len(before) or not len(times) or not percentiles:
+            return unknown(len(before), percentiles)
         kept = self.count - len(self.times)
         number = before + kept
-        marks = number - number % np.where(number < FULL, _RENEW_EARLY, _RENEW)
-        if not len(marks) or not percentiles:
-            return np.full((len(marks), len(percentiles) + 1), np.nan)
-        if marks[0] == marks[-1]:
-            row = self._at(int(marks[0]), int(marks[0]) - kept, values, times, percentiles)
-            found = np.repeat(row[None], len(marks), axis=0)
+        marks = np.where(number < FULL, number // _RENEW_EARLY * _RENEW_EARLY, number // _RENEW * _RENEW)
+        nth: Ints = np.ones(len(marks), np.int64)
+        if marks[0] == marks[-1]:  # they never fall
+            marks = marks[:1]
         else:
-            begins = np.flatnonzero(np.diff(marks, prepend=-1))  # they never fall
-            rows = [
-                self._at(mark, mark - kept, values, times, percentiles) for mark in marks[begins].tolist()
-            ]
-            found = np.repeat(np.array(rows), np.diff(begins, append=len(marks)), axis=0)
-        if len(times):
-            stale = (before < 1) | (time - times[np.maximum(before - 1, 0)] > MAX_AGE_S)
-            found[stale] = np.nan
-        return found
+            new = marks[1:] > marks[:-1]
+            nth[1:] += np.cumsum(new)
+            marks = np.concatenate([marks[:1], marks[1:][new]])
+        rows = self._rows(marks, kept, values, times, tuple(percentiles))
+        stale = (before < 1) | (time - times[np.maximum(before - 1, 0)] > MAX_AGE_S)
+        nth[stale] = 0
+        return Limits(np.concatenate([np.full((1, rows.shape[1]), np.nan), rows]), nth)
 
-    def _at(self, mark: int, end: int, values: Floats, times: Floats, percentiles: Sequence[int]) -> Floats:
-        if mark == self._mark and self._asked == tuple(percentiles):
-            return self._row
-        row: Floats = np.full(len(percentiles) + 1, np.nan)
-        if mark < MIN_SAMPLES:
-            return row
-        begin, oldest = max(0, end - MAX_SAMPLES), times[end - 1] - MAX_AGE_S
-        if times[begin] < oldest:
-            begin = int(np.searchsorted(times[:end], oldest))
-        judged, measured = values[:, begin:end]
-        self._mark, self._asked, self._row = mark, tuple(percentiles), row
-        if len(judged) >= MIN_SAMPLES:
-            ascending = np.sort(judged)
-            row[:-1] = ascending[[quantile_rank(percent, len(judged)) for percent in percentiles]]
-            good = int(np.searchsorted(ascending, np.inf))
-            ascending = ascending[:good] if good >= MIN_SAMPLES else np.sort(measured[~np.isnan(measured)])
-            if len(ascending) >= MIN_SAMPLES:
-                row[-1] = FAR_FACTOR * ascending[quantile_rank(99, len(ascending))]
+    def _rows(
+        self, marks: Ints, kept: int, values: Floats, times: Floats, percentiles: tuple[int, ...]
+    ) -> Floats:
+        """Thresholds as of each of these marks."""
+        if len(marks) > 1 or marks[0] != self._mark or percentiles != self._asked:
+            rows = _thresholds(values, times, marks - kept, percentiles)
+            self._mark, self._asked, self._row = int(marks[-1]), percentiles, rows[-1:]
+            return rows
         return self._row
 
 
-def quantile_rank(percent: int, num: int) -> int:
+def _thresholds(values: Floats, times: Floats, ends: Ints, percentiles: tuple[int, ...]) -> Floats:
+    """As of the first so many values: a row for each of `ends`, with the far tail last."""
+    begins, oldest = np.maximum(ends - MAX_SAMPLES, 0), times[ends - 1] - MAX_AGE_S
+    for row in np.flatnonzero(times[begins] < oldest).tolist():
+        begins[row] = np.searchsorted(times[: ends[row]], oldest[row])
+    num = np.repeat((ends - begins)[:, None], len(percentiles) + 1, axis=1)
+    ascending = np.full((len(ends), max(1, num.max())), np.nan)
+    for row, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
+        ascending[row, : end - begin] = values[0, begin:end]
+    ascending.sort(axis=1)  # NaN comes last
+    num[:, -1] = np.count_nonzero(ascending < np.inf, axis=1)
+    found = ascending[np.arange(len(ends))[:, None], quantile_rank(np.array([*percentiles, 99]), num)]
+    found[num < MIN_SAMPLES] = np.nan
+    for row in np.flatnonzero(num[:, -1] < np.minimum(num[:, 0], MIN_SAMPLES)).tolist():
+        measured = values[1, begins[row] : ends[row]]
+        measured = np.sort(measured[~np.isnan(measured)])
+        if len(measured) >= MIN_SAMPLES:
+            found[row, -1] = measured[quantile_rank(99, len(measured))]
+    found[:, -1] *= FAR_FACTOR
+    return found
+
+
+def quantile_rank(percent: _Whole, num: _Whole) -> _Whole:
     """Index of the `percent` quantile among so many ascending values: an order statistic, always a value that
     occurred. Example: of 1, 2 … 20 the 95 % quantile is 19, the smallest that 95 % do not exceed."""
     return -(-percent * num // 100) - 1
@@ -134,23 +171,23 @@ class Strata:
 
     def take(
         self, stratum: Ints, samples: Bools, value: Floats, time: Floats, percentiles: Sequence[int]
-    ) -> Floats:
+    ) -> Limits:
         """As `Stream.take`, each request by its own stratum, or by all where that has too few values."""
-        limits = np.full((len(stratum), len(percentiles) + 1), np.nan)
-        for part in np.unique(stratum).tolist():
+        limits = unknown(len(stratum), percentiles)
+        for part in np.flatnonzero(np.bincount(stratum)).tolist():
             stream = self.parts.get(part)
             if stream is None:
                 if len(self.parts) >= MAX_STRATA:
                     continue
                 stream = self.parts[part] = Stream()
             here = np.flatnonzero(stratum == part)
-            limits[here] = stream.take(samples[here], value[:, here], time[here], percentiles)
-        short = np.flatnonzero(np.isnan(limits[:, 0]))
-        limits[short] = self.all.take(samples, value, time, percentiles, short)
+            limits.put(here, stream.take(samples[here], value.take(here, axis=1), time[here], percentiles))
+        short = np.flatnonzero(np.isnan(limits.column(0)))
+        limits.put(short, self.all.take(samples, value, time, percentiles, short))
         return limits
 
 
-def length_bucket(prompt: Floats, cached: Floats) -> Ints:
+def length_bucket(prompt: Ints, cached: Ints) -> Ints:
     """Stratum of a time to first token: prompt tokens in powers of four from 256, and whether less than half
     of it was cached."""
     size = np.digitize(prompt, (256.0, 1024.0, 4096.0, 16384.0))
@@ -168,7 +205,7 @@ class StableValues:
         self._strata = {metric: Strata() for metric in LATENCIES}
         self._tasks: dict[str, int] = {}
 
-    def take(self, columns: Columns, samples: Bools, above: Bools, battery: Battery) -> dict[Metric, Floats]:
+    def take(self, columns: Columns, samples: Bools, above: Bools, battery: Battery) -> dict[Metric, Limits]:
         """Thresholds for each request of a batch, of metrics that the battery asks for; then the batch's own
         values. `samples`: stable's requests that have ended; `above`: those above every limit."""
         found = {}

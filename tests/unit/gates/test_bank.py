@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sluice_operator.gates.bank import Bank
 from sluice_operator.gates.blocks import Blocks
 from sluice_operator.gates.sequential import FIRST_BET, event_table, ladder_table, waiting
+from sluice_operator.gates.slices import Places
 
 WEIGHTS = np.array([[0.5, 0.25], [0.125, 0.125]])
 HAZARDS = (0.1, 0.0)
@@ -123,8 +124,8 @@ def test_blocks_do_not_depend_on_batches(cells: list[int], cut: int) -> None:
         blocks = Blocks(0, 1, 1, 4, ([1], [3]), 4)
         for part in parts:
             if part:
-                rows = np.arange(len(part))
-                blocks.add(bank, [np.zeros(len(part), np.int64)], rows, np.array(part), table)
+                whole = Places(np.zeros((1, 1), np.int64), np.zeros(len(part), np.int64))
+                blocks.add(bank, whole, np.arange(len(part)), np.array(part), table)
                 bank.settle(np.zeros(len(part)))
         return bank.total
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from datetime import timedelta
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from sluice_operator.api.guards import Guard, Metric
 from sluice_operator.api.rulestatus import Phase, RuleStatus
 from sluice_operator.gates import ArmName, GateState, Observation, align, checkpoint, deafen, fold, verdict
-from sluice_operator.gates.battery import battery
+from sluice_operator.gates.battery import battery, hourly_part, jump_parts
 from unit.gates.traffic import START, at, gate, rule, status, warm
 
 TTFT = [Guard(metric=Metric.TTFT, percentiles=[95])]
@@ -31,7 +30,7 @@ def seen(second: float, candidate: bool = True, **changes: object) -> Observatio
         tpot_s=0.01,
         total_s=0.5,
     )
-    return replace(base, **changes)  # type: ignore[arg-type]
+    return base._replace(**changes)  # type: ignore[arg-type]
 
 
 def bad(state: GateState, name: str = "") -> tuple[int, int]:
@@ -89,7 +88,7 @@ def test_a_request_counts_once_whoever_reports_it() -> None:
     state = warm(gate())
     running = seen(10, request_id="r", age_s=9.0, censored=True, ttft_s=None, tpot_s=None, total_s=None)
     state.take(running)
-    state.take(replace(running, time=running.time + 1, age_s=10.0))
+    state.take(running._replace(time=running.time + 1, age_s=10.0))
     state.take(seen(12, request_id="r", failed=True, age_s=11.0, total_s=11.0))
     state.take(seen(13, request_id="r", age_s=12.0, ttft_s=10.0, total_s=12.0))
     found = counts(state)
@@ -118,7 +117,7 @@ def test_still_running_counts_as_slow_once_it_is_past_the_limit() -> None:
     running = seen(10, censored=True, age_s=most * 0.9, task="chat", ttft_s=None, tpot_s=None, total_s=None)
     state.take(running)
     assert bad(state) == (0, 0)
-    state.take(replace(running, age_s=most * 1.1))
+    state.take(running._replace(age_s=most * 1.1))
     assert bad(state) == (1, 0)
 
 
@@ -313,6 +312,23 @@ def test_what_can_fire_shares_alpha_and_what_is_watched_has_none() -> None:
     tests = battery(rule()).tests
     assert sum(test.weight for test in tests) == pytest.approx(1.0)
     assert all(test.weight == 0.0 for test in tests if test.metric is Metric.COST_PER_SUCCESS)
+
+
+def test_clusters_and_the_hours_evidence_share_alpha() -> None:
+    """By default errors have 0.6 and seven other rates 0.004 each, 0.628 in all, which leaves 0.372."""
+    tests = battery(rule()).tests
+    parts = {tests[at].name: part for at, part in jump_parts(tests).items()}
+    assert parts["ErrorRate"] == pytest.approx(0.6)
+    assert [part for name, part in parts.items() if name != "ErrorRate"] == pytest.approx([0.004] * 7)
+    assert hourly_part(tests) == pytest.approx(0.372)
+
+
+def test_what_has_no_clusters_leaves_all_of_alpha_to_the_hour() -> None:
+    assert hourly_part(battery(rule(TTFT)).tests) == 1.0
+    many = [Guard(metric=Metric.ERROR_RATE, tasks=[f"t{number}"]) for number in range(3)]
+    tests = battery(rule(many)).tests
+    assert list(jump_parts(tests).values()) == pytest.approx([0.63 / 3] * 3), "never more than that"
+    assert hourly_part(tests) == pytest.approx(0.37)
 
 
 def test_no_guards_still_count_samples() -> None:

@@ -80,7 +80,7 @@ def test_a_checkpoint_is_what_it_was_after_a_restart(num: int, weight: int, erro
     begun = status(weight).model_copy(update={"evidence_since": START.isoformat(), "phase": Phase.WATCHING})
     state = warm(align(None, rule(), begun, START))
     fold(state, [
-        replace(observations(TRAFFIC, 1)[0], time=START.timestamp() + 20 + row, age_s=1.0, unit=f"u{row}",
+        observations(TRAFFIC, 1)[0]._replace(time=START.timestamp() + 20 + row, age_s=1.0, unit=f"u{row}",
                 arm=ArmName.CANDIDATE if row % 3 else ArmName.STABLE, failed=row % errors == 0)
         for row in range(num)
     ])  # fmt: skip

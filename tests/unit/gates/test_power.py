@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sluice_operator.api.guards import Guard, Metric
-from sluice_operator.gates.power import NOTHING, detects, min_samples
+from sluice_operator.gates.power import NOTHING, _mean_for, detects, min_samples
 from unit.gates.traffic import Traffic, gate, observations, rule, seeds, until_fired, warm
 
 
@@ -46,6 +46,52 @@ def test_with_rates_only_it_is_about_what_goes_wrong() -> None:
     need = min_samples(errors, 10)
     assert 100 <= need <= 400
     assert detects(errors, 10, need) == "5.0 % gone wrong in 9 of 10 cases"
+
+
+@pytest.mark.parametrize("tolerated", [80, 90, 100, 300, 10_000])
+@pytest.mark.parametrize("weight", [5, 25, 50])
+def test_who_tolerates_much_waits_for_no_million_requests(tolerated: int, weight: int) -> None:
+    """By no number of requests is it noticed that p95 has doubled where doubling is tolerated."""
+    lenient = rule([Guard(metric=Metric.TOTAL, max_increase_percent=tolerated)])
+    need = min_samples(lenient, weight)
+    as_strict = min_samples(rule([Guard(metric=Metric.TOTAL, max_increase_percent=50)]), weight)
+    assert need == pytest.approx(as_strict, rel=0.02), "a third beyond is a third beyond"
+    factor = float(detects(lenient, weight, need).split()[2])
+    assert factor == pytest.approx(4 / 3 * (1 + tolerated / 100), rel=0.03)
+
+
+def test_what_is_tolerated_is_never_said_to_be_noticed() -> None:
+    lenient = rule([Guard(metric=Metric.TOTAL, max_increase_percent=100)])
+    assert float(detects(lenient, 25, 1_000_000).split()[2]) >= 2.0
+    assert detects(lenient, 25, 3) == NOTHING
+
+
+@pytest.mark.parametrize(("num", "mean"), [(1, 2.302585), (2, 3.889720), (3, 5.322320), (10, 14.205990)])
+def test_how_many_must_be_expected(num: int, mean: float) -> None:
+    """Half of chi-squared's 90 % quantile with 2, 4, 6 and 20 degrees of freedom: 4.605170, 7.779440,
+    10.644641, 28.411981 (NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.4)."""
+    assert _mean_for(num) == pytest.approx(mean, abs=1e-4)
+
+
+def test_many_events_are_approximated_without_a_jump() -> None:
+    assert _mean_for(1001) - _mean_for(1000) == pytest.approx(1.02, abs=0.02)
+
+
+@pytest.mark.parametrize("weight", [50, 80, 99])
+def test_guards_of_rates_that_tolerate_everything_take_no_time(weight: int) -> None:
+    """It was a sum over a million events, in the operator's loop; no clock is asked: it would not end."""
+    lenient = rule([Guard(metric=Metric.ERROR_RATE, max_increase_percent=10_000)])
+    need = min_samples(lenient, weight)
+    assert 10_000 < need <= 1_000_000
+    assert detects(lenient, weight, 1_000) == NOTHING
+
+
+@pytest.mark.parametrize("metric", [Metric.TOTAL, Metric.ERROR_RATE])
+def test_guards_of_some_tasks_alone_ask_for_requests_too(metric: Metric) -> None:
+    of_all, of_one = (rule([Guard(metric=metric, tasks=tasks)]) for tasks in ([], ["sql"]))
+    assert min_samples(of_one, 10) == min_samples(of_all, 10) > 50
+    both = rule([Guard(metric=Metric.ERROR_RATE), Guard(metric=Metric.TOTAL, tasks=["sql"])])
+    assert detects(both, 10, 400).endswith("% gone wrong in 9 of 10 cases"), "of all requests, if anything is"
 
 
 def test_nothing_to_compare_with() -> None:

@@ -15,7 +15,7 @@ from sluice_operator.gates.sequential import (
     JOIN_SCALE_S,
     JOINED_S,
     ODDS,
-    POWERS,
+    SHIFTS,
     ceiling_table,
     event_table,
     ladder_table,
@@ -40,12 +40,13 @@ def test_event_at_a_tenth() -> None:
 
 
 def test_ladder_of_one_threshold() -> None:
-    """Stable exceeds its p90 with 0.1, Lehmann's candidate with 0.1^0.6 = 0.25119: odds 2.5119 above and
-    0.74881 / 0.9 = 0.83201 below; at w = 0.1 the factors are 2.5119/1.15119 and 0.83201/0.983201."""
+    """Stable exceeds its p90, 1.28155 standard deviations up, with 0.1; a candidate that is 0.8 of them
+    slower exceeds what is 0.48155 up: 0.31506 by the normal table. Odds 3.1506 above and 0.68494 / 0.9 =
+    0.76104 below; at w = 0.1 the factors are 3.1506/1.21506 and 0.76104/0.976104."""
     table = np.exp(ladder_table(0.1, [0.1]))
-    column = POWERS.index(0.6)
+    column = SHIFTS.index(0.8)
     assert table[:, column] == pytest.approx(
-        [1 / 0.983201, 1 / 1.151189, 0.832012 / 0.983201, 2.511886 / 1.151189], rel=1e-4
+        [1 / 0.976104, 1 / 1.21506, 0.76104 / 0.976104, 3.1506 / 1.21506], rel=1e-4
     )
 
 

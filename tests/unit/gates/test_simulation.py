@@ -12,7 +12,19 @@ import numpy as np
 import pytest
 
 from sluice_operator.api.guards import Guard, Metric
-from unit.gates.traffic import Traffic, bursts, gate, observations, seeds, stalls, until_fired, warm
+from sluice_operator.gates import GateState, align
+from unit.gates.traffic import (
+    START,
+    Traffic,
+    bursts,
+    gate,
+    observations,
+    seeds,
+    stalls,
+    status,
+    until_fired,
+    warm,
+)
 
 BASE = Traffic(
     seconds=60.0, tasks=("chat", "nl2sql", "code", "summary"), tenants=("a", "b", "c", "d"),
@@ -37,13 +49,14 @@ GOOD_S = 60.0
 
 def fired(traffic: Traffic, num: int, bad_from: float = 0.0) -> list[int | None]:
     """For each seed the number of candidate requests until the guards fired."""
-    return [
-        until_fired(
-            warm(gate(traffic.weight, traffic.shadow_percent, num_restarts=2)), observations(traffic, seed),
-            bad_from
-        )
-        for seed in seeds(num)
-    ]  # fmt: skip
+    return [until_fired(third_stage(traffic), observations(traffic, seed), bad_from) for seed in seeds(num)]
+
+
+def third_stage(traffic: Traffic) -> GateState:
+    """A gate whose evidence has restarted twice; what outlives that is there."""
+    first = warm(gate(traffic.weight, traffic.shadow_percent))
+    later = status(traffic.weight, traffic.shadow_percent).model_copy(update={"num_restarts": 2})
+    return align(first, first.rule, later, START)
 
 
 def detected(num: int, **changes: object) -> list[int]:
