@@ -30,8 +30,8 @@ from .control.context import Settings
 from .kube import Kube, KubeError
 from .kube.lease import Lease, LeaseLost
 from .kube.letgo import let_go
-from .plan.backend import Defaults
 from .plan.names import RUNTIME_SECRET
+from .plan.pod import Defaults
 from .xds.bootstrap import TlsFiles
 
 log = logging.getLogger("sluice_operator")

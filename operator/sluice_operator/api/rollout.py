@@ -60,7 +60,8 @@ class Shadow(Spec):
     min_seconds: int = Field(default=60, ge=0, le=2_592_000)
     """Shortest stay."""
     min_samples: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Mirrored requests that must have been judged; absent: as many as the guards need to see p95 doubled."""
+    """Mirrored requests that must have been judged; absent: as many as the guards need to see p95 doubled, or
+    a third beyond what they tolerate."""
 
 
 class Step(Spec):
@@ -76,7 +77,7 @@ class Step(Spec):
     """Shortest stay."""
     min_samples: int | None = Field(default=None, ge=1, le=1_000_000)
     """Candidate requests that must have been judged in this step; absent: as many as the guards need to see
-    p95 doubled."""
+    p95 doubled, or a third beyond what they tolerate."""
     coverage: list[Coverage] = Field(default_factory=list, max_length=8, json_schema_extra=keyed_by("name"))
     """Kinds of traffic that must have been among them."""
     evaluate: bool = False

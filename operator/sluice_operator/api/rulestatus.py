@@ -100,6 +100,8 @@ class EvaluationStatus(Spec):
     """Attempt that it judges; of another one it says nothing. Empty: the one under way."""
     suites: list[str] = Field(default_factory=list)
     """Suites that ran, each as name@digest."""
+    without: list[str] = Field(default_factory=list)
+    """Tasks of theirs that were not asked about, since the candidate does not get them."""
     started: str = ""
     """RFC 3339."""
     ended: str = ""
@@ -244,11 +246,13 @@ class RuleStatus(Spec):
     """Greedy answers compared in the shadow stage, by task."""
     differing: list[str] = Field(default_factory=list)
     """Ids of requests whose greedy answers differed, newest last, at most 20; never their text."""
+    rollback_cost: str = ""
+    """What a rollback would cost now, for people: load that the target gets, caches that are cold there."""
     watch_until: str = ""
     """RFC 3339 time at which the watch ends."""
     num_restarts: int = 0
     """How often evidence has restarted; each restart has its own share of alpha."""
     rejected: list[str] = Field(default_factory=list)
-    """Attempts that were rolled back or aborted, newest last, at most 20; none of them starts again."""
+    """Attempts that were rolled back or aborted, newest last, at most 100; none of them starts again."""
     history: list[Transition] = Field(default_factory=list)
     """Newest last, at most 20."""

@@ -81,8 +81,10 @@ def history(policy: Policy, rule: RuleName = "", namespace: Namespace = "", cont
     """What happened to a policy's rollouts, oldest first, with the evidence that decided."""
     with one_line_errors():
         found = Cluster(context=context, namespace=namespace).policy(policy)
-        if rule and rule not in [status.name for status in found.status.rules]:
-            raise EditError(f"RoutePolicy {policy} has no rule {rule}")
+        known = [*(one.name for one in found.spec.rules), *(one.name for one in found.status.rules)]
+        if rule and rule not in known:
+            names = ", ".join(dict.fromkeys(known))
+            raise EditError(f"RoutePolicy {policy} has no rule {rule}; it has {names}")
         console.print(history_table(found, rule))
 
 
@@ -137,7 +139,14 @@ def exclude(
 def rollback(policy: Policy, rule: RuleName = "", namespace: Namespace = "", context: Context = "") -> None:
     """Take a candidate out at once: sets `abort: true`, so that the rule's target serves everybody."""
     with one_line_errors():
-        edit(policy, rule, namespace, context, abort_patch)
+
+        def patch(found: RoutePolicy, index: int) -> JsonPatch:
+            cost = status_of(found, index).rollback_cost
+            if cost:
+                console.print(f"It costs: {escape(cost)}")
+            return abort_patch(found, index)
+
+        edit(policy, rule, namespace, context, patch)
         console.print("Requests go to the target. To try again: [bold]sluice retry[/bold]")
 
 

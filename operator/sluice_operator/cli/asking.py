@@ -82,9 +82,14 @@ def ask_evaluation(cluster: Cluster, policy: str, rule: str, *, wait: bool) -> N
     if not wait:
         console.print("The rates: [bold]sluice status[/bold]")
         return
+
+    def look() -> tuple[str | None, str]:
+        found = cluster.policy(policy)  # rules may have moved since
+        return _evaluated(status_of(found, rule_with_rollout(found, name)), asked), ""
+
     told = waited(
         "evaluating",
-        lambda: (_evaluated(status_of(cluster.policy(policy), index), asked), ""),
+        look,
         wanted.timeout_seconds + _SLACK_S,
     )
     console.print(escape(told))

@@ -24,6 +24,7 @@ from ..plan.backend import block_size
 from ..plan.budget import Budget, BudgetError, Concurrency, Draft, Engine, budget, concurrency
 from ..plan.capacity import in_flight, replicas_for
 from ..plan.quantity import num_bytes
+from ..plan.stored import CONFIG_NAMES, unread_file
 from .common import console, one_line_errors
 from .edit import EditError
 
@@ -175,8 +176,17 @@ def _config(directory: Path) -> Mapping[str, Any]:
         raise EditError(f"{directory / 'config.json'} is no readable JSON") from None
     if not isinstance(config, dict):
         raise EditError(f"{directory / 'config.json'} is no JSON object")
+    unread = unread_file(config, {path.name for path in directory.iterdir()})
+    if unread:
+        raise EditError(
+            f"{directory / unread} says that the weights are quantised, and the runtime does not read it: put"
+            " it into config.json as quantization_config, as newer versions of what made it do"
+        )
     text = config.get("text_config")
-    return text if isinstance(text, dict) else config
+    if not isinstance(text, dict):
+        return config
+    # Sizes are the text model's, but how weights are stored is told of the whole.
+    return {name: config[name] for name in CONFIG_NAMES if name in config} | text
 
 
 def _num_parameters(directory: Path) -> int | None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import ValidationError
+
 from ..api import Phase, RoutePolicy, RuleStatus
 from ..api.rollout import Exclusion, Rollout
 
@@ -64,8 +66,13 @@ def abort_patch(policy: RoutePolicy, index: int) -> JsonPatch:
 def retry_patch(policy: RoutePolicy, index: int) -> JsonPatch:
     """The next attempt, not aborted. Refused while an attempt is under way."""
     rollout, phase = rollout_of(policy, index), status_of(policy, index).phase
+    name = policy.spec.rules[index].name
+    if phase is Phase.PROMOTED and not rollout.abort:
+        raise EditError(
+            f"rule {name} has promoted its candidate, and a new attempt would take it out of service first:"
+            " `sluice rollback` does that, too"
+        )
     if phase in ATTEMPT_UNDER_WAY and not rollout.abort:
-        name = policy.spec.rules[index].name
         raise EditError(f"rule {name} has an attempt under way ({phase.value}): `sluice rollback` ends it")
     patch = [_same_rule(policy, index), _set(index, "attempt", rollout.attempt + 1)]
     return [*patch, _set(index, "abort", False)] if rollout.abort else patch
@@ -102,10 +109,17 @@ def exclude_patch(policy: RoutePolicy, index: int, task: str, tenant: str) -> Js
     """Keeps requests of a task, of a tenant, or of both together from the candidate."""
     if not task and not tenant:
         raise EditError("say what to exclude: --task, --tenant, or both for requests that are of both")
-    wish = Exclusion(task=task or None, tenant=tenant or None)
-    known = rollout_of(policy, index).exclude
+    try:
+        wish = Exclusion(task=task or None, tenant=tenant or None)
+    except ValidationError as error:
+        field = error.errors()[0]["loc"][0]
+        raise EditError(f"no {field} is named so: names are of a-z, 0-9 and '-', 63 at most") from None
+    rule, known = policy.spec.rules[index], rollout_of(policy, index).exclude
+    for kind, name, met in (("task", task, rule.match.tasks), ("tenant", tenant, rule.match.tenants)):
+        if name and met and name not in met:
+            raise EditError(f"rule {rule.name} takes requests of {kind} {', '.join(met)}, and none of {name}")
     if wish in known:
-        raise EditError(f"rule {policy.spec.rules[index].name} excludes {exclusion(wish)} already")
+        raise EditError(f"rule {rule.name} excludes {exclusion(wish)} already")
     told = [one.model_dump(exclude_none=True) for one in (*known, wish)]
     patch = [_same_rule(policy, index)]
     if known:

@@ -9,6 +9,7 @@ import typer
 
 from .cluster import Cluster
 from .common import Context, Namespace, console, now, one_line_errors
+from .edit import EditError
 from .records import as_json, as_markdown, record_view, records_view
 
 
@@ -38,9 +39,11 @@ def ledger(
     with one_line_errors():
         cluster = Cluster(context=context, namespace=namespace)
         found = [cluster.record(name)] if name else cluster.records()
+        if name and policy not in ("", found[0].spec.policy):
+            raise EditError(f"{name} is of RoutePolicy {found[0].spec.policy}, not of {policy}")
         found = [record for record in found if policy in ("", record.spec.policy)]
         if output is Output.TABLE:
-            console.print(record_view(found[0]) if name and found else records_view(found, now()))
+            console.print(record_view(found[0]) if name else records_view(found, now()))
         else:
             text = as_markdown(found) if output is Output.MARKDOWN else as_json(found, one=bool(name))
             typer.echo(text)

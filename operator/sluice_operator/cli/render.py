@@ -137,6 +137,8 @@ def _lines(policy: RoutePolicy, index: int, status: RuleStatus, now: datetime) -
         yield f"waits: {status.held_message or status.held}", "yellow"
     if status.watch_until:
         yield f"is watched until {clock(status.watch_until)} UTC, in {until(status.watch_until, now)}", ""
+    if status.rollback_cost:
+        yield f"a rollback would cost: {status.rollback_cost}", ""
     for excluded in status.excluded:
         yield f"leaves out {slice_name(excluded)} ({excluded.reason}): {excluded.message}", "red"
     if status.phase in ATTEMPT_UNDER_WAY:
@@ -201,6 +203,8 @@ def evaluation(run: EvaluationStatus) -> str:
         return f"{what}could not be finished: {run.error}"
     stable = {rate.task: rate for rate in run.stable}
     told = "; ".join(task_rate(rate, stable.get(rate.task)) for rate in run.candidate)
+    if run.without:
+        told += f"{'; ' if told else ''}not asked, as it is excluded: {', '.join(run.without)}"
     hard = f"; failed hard samples: {', '.join(run.failed_hard)}" if run.failed_hard else ""
     failed = f"; failed: {', '.join(run.failed)}" if run.failed else ""
     return f"{what}{told}{hard}{failed}"

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
@@ -21,16 +20,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from ..api import RoutePolicy
 from ..simulation.campaign import Pool, Scenario, pool
 from ..simulation.campaign import simulate as simulate_runs
 from ..simulation.drive import Pace
-from ..simulation.prepare import Prepared, pick_rule, prepare, unknown_tasks
+from ..simulation.prepare import Prepared, prepare, unknown_tasks
 from ..simulation.regression import Regression, parse_regression
 from ..simulation.result import Result
-from ..simulation.sources import from_evidence, from_release, shares, with_latency
 from ..simulation.summary import Share, Spread, Summary, advice, step_powers, summarise
 from ..simulation.traffic import Shape, Traffic
+from .simulate_input import rule_of, seconds_of, traffic_of
 from .simulate_plot import PlotError, curves, terminal_plot, write_svg
 
 LONGEST_S = 14_400.0
@@ -44,9 +42,11 @@ def simulate(
     ],
     rule: Annotated[str, typer.Option(help="Rule, where several have a rollout.", show_default=False)] = "",
     rate: Annotated[
-        float,
-        typer.Option(help="Requests a second; default 20, or the source's.", min=0.0, show_default=False),
-    ] = 0.0,
+        float | None,
+        typer.Option(
+            help="Requests a second; default 20, or the source's.", min=0.01, max=10_000.0, show_default=False
+        ),
+    ] = None,
     latency: Annotated[
         str,
         typer.Option(help="Medians and spread: ttft=0.3,tpot=0.02,tokens=80,sigma=0.6", show_default=False),
@@ -71,7 +71,7 @@ def simulate(
     ] = None,
     start: Annotated[str, typer.Option("--from", help="When it begins after the start: 300s, 5m.")] = "0s",
     runs: Annotated[int, typer.Option(help="Rollouts of each kind.", min=1)] = 200,
-    seed: Annotated[int, typer.Option(help="Same seed, same figures.")] = 7,
+    seed: Annotated[int, typer.Option(help="Same seed, same figures.", min=0)] = 7,
     watch: Annotated[int, typer.Option(help="Longest watch to simulate, seconds.", min=0)] = 600,
     processes: Annotated[int, typer.Option(help="Processes.", min=1)] = 2,
     svg: Annotated[Path | None, typer.Option(help="Also draw the plot into this file.")] = None,
@@ -85,9 +85,9 @@ def simulate(
     with _one_line_errors():
         if output not in ("table", "json"):
             raise ValueError(f"--output is table or json, not {output}")
-        prepared = prepare(pick_rule(_policy(file).spec, rule), watch)
-        traffic = _traffic(rate, latency, trace, record, tasks, tenants, shape)
-        wrong = parse_regression(",".join(regression or []), _seconds(start))
+        prepared = prepare(rule_of(file, rule), watch)
+        traffic = traffic_of(rate, latency, trace, record, tasks, tenants, shape)
+        wrong = parse_regression(",".join(regression or []), seconds_of(start))
         if wrong.task and wrong.task not in traffic.tasks:
             raise ValueError(f"nobody asks for task {wrong.task}: give it a share with --tasks")
         seconds = 2.0 * prepared.min_seconds + wrong.start + 120.0
@@ -143,35 +143,32 @@ def _show(
     bad = summarise(found["regressed"], wrong.start) if "regressed" in found else None
     said = advice(sound, bad, prepared.rule, traffic.rate, prepared.min_seconds, wrong.start)
     lines = curves(found)
-    if svg is not None:
-        write_svg(lines, svg, wrong.start if bad else None)
     if output == "json":
-        typer.echo(
-            json.dumps(
-                {
-                    "seed": seed,
-                    "regression": wrong.text,
-                    "from": wrong.start,
-                    "rate": traffic.rate,
-                    "minSeconds": prepared.min_seconds,
-                    "sound": sound.json(),
-                    "regressed": bad.json() if bad else None,
-                    "advice": said,
-                    "notes": list(prepared.notes),
-                }
-            )
-        )
-        return
-    console.print(_table(prepared, traffic, wrong, sound, bad, seed))
-    console.print(Text(terminal_plot(lines)))
-    for name in unknown_tasks(prepared.rule, traffic):
-        console.print(Text(f"The policy names {name}, which this traffic does not have.", style="yellow"))
-    for note in prepared.notes:
-        console.print(Text(f"Simulated: {note}.", style="dim"))
-    for sentence in step_powers(prepared.rule, traffic.rate):
-        console.print(Text(sentence, style="dim"))
-    for sentence in said:
-        console.print(Text(f"→ {sentence}"))
+        figures = {
+            "seed": seed,
+            "regression": wrong.text,
+            "from": wrong.start,
+            "rate": traffic.rate,
+            "minSeconds": prepared.min_seconds,
+            "sound": sound.json(),
+            "regressed": bad.json() if bad else None,
+            "advice": said,
+            "notes": list(prepared.notes),
+        }
+        typer.echo(json.dumps(figures))
+    else:
+        console.print(_table(prepared, traffic, wrong, sound, bad, seed))
+        console.print(Text(terminal_plot(lines)))
+        for name in unknown_tasks(prepared.rule, traffic):
+            console.print(Text(f"The policy names {name}, which this traffic does not have.", style="yellow"))
+        for note in prepared.notes:
+            console.print(Text(f"Simulated: {note}.", style="dim"))
+        for sentence in step_powers(prepared.rule, traffic.rate):
+            console.print(Text(sentence, style="dim"))
+        for sentence in said:
+            console.print(Text(f"→ {sentence}"))
+    if svg is not None:  # last, so that what can't be written takes no figures along
+        write_svg(lines, svg, wrong.start if bad else None)
 
 
 def _table(
@@ -223,50 +220,6 @@ def _counts(counts: dict[str, Any]) -> str:
     return "\n".join(f"{name} {num:g}" for name, num in list(counts.items())[:4])
 
 
-def _policy(file: Path) -> RoutePolicy:
-    found = [doc for doc in yaml.safe_load_all(file.read_text()) if doc and doc.get("kind") == "RoutePolicy"]
-    if len(found) != 1:
-        raise ValueError(f"{file} holds {len(found)} RoutePolicies: give a file with one")
-    return RoutePolicy.model_validate(
-        {
-            "metadata": {"namespace": "simulation", **found[0]["metadata"]},
-            "spec": found[0]["spec"],
-        }
-    )
-
-
-def _traffic(
-    rate: float, latency: str, trace: Path | None, record: Path | None, tasks: str, tenants: str, shape: Shape
-) -> Traffic:
-    if sum(one is not None for one in (trace, record, latency or None)) > 1:
-        raise ValueError("latencies come from one source: give one of --latency, --trace and --record")
-    traffic = Traffic()
-    if trace is not None:
-        with trace.open() as lines:
-            traffic = from_evidence(lines)
-    elif record is not None:
-        traffic = from_release(yaml.safe_load(record.read_text()))
-    elif latency:
-        traffic = with_latency(traffic, latency)
-    changes: dict[str, Any] = {"shape": shape}
-    if rate:
-        changes["rate"] = rate
-    if tasks:
-        changes["tasks"] = shares(tasks, "--tasks")
-    if tenants:
-        changes["tenants"] = shares(tenants, "--tenants")
-    return replace(traffic, **changes)
-
-
-def _seconds(text: str) -> float:
-    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
-    number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1.0)
-    try:
-        return float(number) * unit
-    except ValueError:
-        raise ValueError(f"--from {text!r} is no time: write 300s or 5m") from None
-
-
 @contextmanager
 def _one_line_errors() -> Iterator[None]:
     try:
@@ -274,8 +227,8 @@ def _one_line_errors() -> Iterator[None]:
     except ValidationError as error:
         first = error.errors()[0]
         told = ".".join(str(part) for part in first["loc"]) + f": {first['msg']}"
-        errors.print(f"[red]error:[/red] {escape(told)}")
+        errors.print(f"[red]error:[/red] {escape(told)}", soft_wrap=True)
         raise typer.Exit(1) from None
-    except (ValueError, KeyError, PlotError, yaml.YAMLError) as error:
-        errors.print(f"[red]error:[/red] {escape(str(error))}")
+    except (ValueError, PlotError) as error:
+        errors.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
         raise typer.Exit(1) from None

@@ -16,7 +16,7 @@ Line = tuple[list[float], list[float]]
 
 
 class PlotError(Exception):
-    """It can't be drawn; the message says what is missing."""
+    """It can't be drawn or written; the message says what is missing."""
 
 
 def curves(found: Mapping[str, Sequence[Result]]) -> dict[str, Line]:
@@ -66,7 +66,10 @@ def write_svg(lines: Mapping[str, Line], file: Path, onset: float | None) -> Non
     axes.set(xlabel="seconds since the start", ylabel="% of rollouts", ylim=(0, 102), xlim=(0, None))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    figure.savefig(file, format="svg", metadata={"Date": None})
+    try:
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    except OSError as error:
+        raise PlotError(f"--svg {file}: {error.strerror}") from None
 
 
 def _steps(seconds: list[float], total: int, longest: float) -> Line:

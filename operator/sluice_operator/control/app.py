@@ -8,7 +8,6 @@ process ends.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import Coroutine, Iterable, Mapping
@@ -50,6 +49,7 @@ from .releasing import Releasing
 from .router import Router
 from .secrets import establish
 from .tenancy import Tenancy
+from .verifiers import Verifying
 
 log = logging.getLogger(__name__)
 _TICK_S = 1.0
@@ -79,12 +79,19 @@ class App:
         cache = Cache()
         self._tenancy = Tenancy(cache, lambda: self.ctx.secrets)
         book = Book(cache)
+        self._verifying = Verifying(
+            book.accepted,
+            lambda: self.ctx.secrets,
+            lambda: self.ctx.config_maps,
+            lambda: self.ctx.offered,
+        )
         ads = AdsServer(on_record=self._accessed, on_quarantine=self._quarantined, **ads_options)
         collector = Collector(
             lambda: self.ctx.credentials.admin_token,
             observed=self._observed,
             changed=self._pod_told,
             gap=self._gap,
+            unread=self._unread,
             price=self._price,
         )
         router = Router(
@@ -229,11 +236,9 @@ class App:
     def _pods_complete(self) -> bool:
         made, router = self.ctx.router.plan, self.ctx.router
         for namespace, name in self.ctx.cache.backends:
-            wanted = made.configs.get(names.cluster(namespace, name), {}).keys() if made else set()
+            wanted = made.configs.get(names.cluster(namespace, name), {}) if made else {}
             for state in live(router.pod_states(namespace, name)):
-                if state.pod.ready and not (
-                    state.stream.connected and wanted <= state.stream.versions | state.stream.rejected.keys()
-                ):
+                if state.pod.ready and not state.stream.settled(wanted.keys()):
                     return False
         return True
 
@@ -259,7 +264,7 @@ class App:
         meta = obj["metadata"]
         name = (meta["namespace"], meta["name"])
         if kind == "Secret":
-            if self._started and name in self.ctx.secrets:
+            if self._started and self._others.seeks(name):
                 self.ctx.dirty("secrets", ("", ""))
             return
         pod = self.ctx.cache.pods.get(name) if kind == "Pod" else None
@@ -311,11 +316,8 @@ class App:
         entry = ctx.book.entries.get(name)
         if entry is not None:
             ctx.book.decide(entry, now())
-        if self._others.unread(name):
-            # Or else routes would name verifiers that pods can't reach yet, and answers would be withheld.
-            with contextlib.suppress(KubeError):
-                await self._others.load_secrets()
-            ctx.dirty("secrets", ("", ""))
+        # Or else routes would name verifiers that pods can't reach yet, and answers would be withheld.
+        await self._others.read_for(name)
         await ctx.router.flush()
         self._settle()
 
@@ -389,6 +391,9 @@ class App:
         metrics.GAPS.inc(num_lost)
         log.warning("evidence was lost", extra={"pod": pod.name, "records": num_lost})
 
+    def _unread(self, pod: PodView) -> None:
+        metrics.UNREAD.labels(pod.namespace, pod.backend).inc()
+
     def _observed(self, told: list[Observed]) -> None:
         metrics.EVIDENCE.labels("pod").inc(len(told))
         self._evidence.extend(told)
@@ -447,9 +452,8 @@ class App:
         return known.told
 
     def _resolve_access(self) -> access.Known:
-        ctx = self.ctx
-        known = access.resolve(ctx.book.accepted(), ctx.secrets, ctx.config_maps, ctx.offered)
-        ctx.access_problems = known.problems
+        known = self._verifying.known()
+        self.ctx.access_problems = known.problems
         return known
 
     # Decisions

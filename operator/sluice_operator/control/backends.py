@@ -19,6 +19,7 @@ from ..plan import backend as plan
 from ..plan import names
 from ..plan.backend_status import Seen, status
 from ..plan.conditions import Problem, find
+from ..plan.validate_backend import backend_problems
 from .cache import Broken, DeploymentView, Name
 from .context import Context, about, now, stamp
 from .secrets import ensure_copy
@@ -52,7 +53,7 @@ class Backends:
         if FINALIZER not in backend.metadata.finalizers:
             await self._finalizers(backend, (*backend.metadata.finalizers, FINALIZER))
             return 0.01
-        problem = await self._apply(backend) if not plan.problems(backend) else None
+        problem = await self._apply(backend) if not backend_problems(backend) else None
         await self._tell(backend, problem)
         if problem is not None:
             return 5.0 if problem.reason == "ObjectRefused" else 1.0
@@ -202,14 +203,14 @@ class Backends:
         await self._news(backend, told)
 
     async def _news(self, backend: InferenceBackend, told: InferenceBackendStatus) -> None:
-        for kind in ("Ready", "Stalled"):
+        for kind in ("Ready", "Stalled", "EvidenceUnreadable", "ConfigurationRefused"):
             before, after = find(backend.status.conditions, kind), find(told.conditions, kind)
             if after is None or (
                 before is not None and (before.status, before.reason) == (after.status, after.reason)
             ):
                 continue
             if after.status == "True" or (before is not None and before.status == "True" and kind == "Ready"):
-                bad = kind == "Stalled" or after.status == "False"
+                bad = kind != "Ready" or after.status == "False"
                 await self._ctx.recorder.tell(
                     about("InferenceBackend", backend.metadata),
                     after.reason,

@@ -25,6 +25,7 @@ from ..plan.conditions import Problem
 from ..plan.rollout import Arms, Decision, World, decide
 from ..plan.routes import Accepted
 from ..plan.validate import Surroundings, policy_problems
+from ..plan.withdrawn import withdrawn
 from . import metrics
 from .cache import Broken, Cache, Name
 from .releases import Releases
@@ -43,7 +44,12 @@ class Entry:
     uid: str = ""
     generation: int = 0
     accepted: int = 0
+    whole: RoutePolicySpec | None = None
+    """Spec of the generation that was accepted last."""
     spec: RoutePolicySpec | None = None
+    """What is in force: that, without what a later generation takes from candidates."""
+    withdrawn: tuple[str, ...] = ()
+    """What that is, for people."""
     problems: tuple[Problem, ...] = ()
     rules: dict[str, RuleStatus] = field(default_factory=dict)
     pending: dict[str, RuleStatus] = field(default_factory=dict)
@@ -128,7 +134,10 @@ class Book:
         else:
             entry.problems = policy_problems(policy.spec, self._around(name, entry.created))
             if not entry.problems or entry.accepted == entry.generation:
-                entry.accepted, entry.spec = entry.generation, policy.spec
+                entry.accepted, entry.whole = entry.generation, policy.spec
+                entry.spec, entry.withdrawn = policy.spec, ()
+            elif entry.whole is not None:
+                entry.spec, entry.withdrawn = withdrawn(entry.whole, policy.spec)
         entry.urgent = entry.urgent or entry.problems != problems_before or entry.spec != spec_before
         return entry.spec != spec_before
 
@@ -136,8 +145,8 @@ class Book:
         name = (policy.metadata.namespace, policy.metadata.name)
         entry = Entry(name, *_birth(policy))
         if name in self._revisions:
-            entry.accepted, entry.spec = self._revisions[name]
-            entry.kept = entry.accepted
+            entry.accepted, entry.whole = self._revisions[name]
+            entry.spec, entry.kept = entry.whole, entry.accepted
         # Also where the spec is not understood: what was rolled back stays so.
         rules = policy.status.rules if isinstance(policy, RoutePolicy) else _rules(policy.status)
         entry.rules = {r.name: r for r in rules} or self._rebuilt(policy, entry)
@@ -338,8 +347,16 @@ class Book:
         if live or not self.warm:
             entry.unheard.pop(rule.name, None)
             return World(Arms(target, other), stable_ready, ready, live)
-        since = entry.unheard.setdefault(rule.name, now)
-        return World(Arms(target, other), stable_ready, ready, live, (now - since).total_seconds())
+        # Not later than now, also where the clock was set back: else nobody would be unheard for as long.
+        since = entry.unheard[rule.name] = min(entry.unheard.get(rule.name, now), now)
+        arms = Arms(target, other)
+        unreadable = tuple(
+            arm.backend
+            for arm in (arms.stable, arms.candidate)
+            if arm is not None and any(p.stream.unreadable for p in self._pods(namespace, arm.backend))
+        )
+        unheard_s = (now - since).total_seconds()
+        return World(arms, stable_ready, ready, live, unheard_s, unreadable=unreadable)
 
     def _identity(self, namespace: str, backend: str) -> str:
         found = self._cache.backends.get((namespace, backend))
@@ -369,7 +386,7 @@ class Book:
     def _unheard(self, namespace: str, backend: str) -> bool:
         """Whether some pod answers requests and tells nothing of them. (Where no pod answers there is
         nothing to tell: a stable arm that is down is no reason to send it the candidate's traffic too.)"""
-        return any(not p.stream.connected for p in self._pods(namespace, backend))
+        return any(not p.stream.heard for p in self._pods(namespace, backend))
 
     def _pods(self, namespace: str, backend: str) -> tuple[PodState, ...]:
         made = self.router.plan if self.router else None

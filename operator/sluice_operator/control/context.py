@@ -11,8 +11,8 @@ from typing import Any
 from ..evidence import Collector
 from ..kube import Kube
 from ..kube.events import Recorder
-from ..plan.backend import Defaults
 from ..plan.conditions import Problem
+from ..plan.pod import Defaults
 from ..xds.server import AdsServer
 from .book import Book
 from .cache import Cache, Name

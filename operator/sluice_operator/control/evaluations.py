@@ -173,14 +173,20 @@ class Evaluations:
         run = kept.run
         namespace = run.policy.partition("/")[0]
         suites = await self._load(namespace, run.evaluation.suites)
-        labels = [suite.label for suite in suites]
-        kept.status = kept.status.model_copy(update={"suites": labels})
+        left = _without(suites, run.without)
+        asked = {
+            "suites": [suite.label for suite in suites],
+            "without": sorted(run.without & {task for suite in suites for task in suite.tasks}),
+        }
+        kept.status = kept.status.model_copy(update=asked)
+        if not left and asked["without"]:
+            return kept.status.model_copy(update={"ended": self._stamp()})
 
         def progress(num_done: int, num_total: int) -> None:
             kept.num_done, kept.num_total = num_done, num_total
 
         told = await self._evaluate(
-            _without(suites, run.without),
+            left,
             self._asked(run, "candidate"),
             self._asked(run, "stable"),
             stage=run.stage,
@@ -189,7 +195,7 @@ class Evaluations:
             checker_url=runner.in_namespace(namespace),
             progress=progress,
         )
-        return told.model_copy(update={"suites": labels})
+        return told.model_copy(update=asked)
 
     def _asked(self, run: Run, arm: str) -> runner.Target:
         target = self._target(run.policy, run.rule, arm)

@@ -25,6 +25,12 @@ EVIDENCE = Counter(
     "sluice_operator_observations_total", "Observations taken in", ["source"], registry=REGISTRY
 )
 GAPS = Counter("sluice_operator_evidence_gaps_total", "Records known to be lost", registry=REGISTRY)
+UNREAD = Counter(
+    "sluice_operator_evidence_unread_total",
+    "Records of pods whose evidence is of another version than this operator's, by namespace and backend",
+    ["namespace", "backend"],
+    registry=REGISTRY,
+)
 RECONCILE_ERRORS = Counter(
     "sluice_operator_reconcile_errors_total", "Reconciles that failed", ["kind"], registry=REGISTRY
 )

@@ -11,6 +11,7 @@ from ..api.cachescope import CacheScopeStatus
 from ..api.tenant import TenantStatus
 from ..evaluation.suite import Suite, SuiteRefused, parse
 from ..evaluation.suite import status as suite_status
+from ..kube import KubeError
 from ..kube.client import CONFIG_MAP, EVAL_SUITE, SCOPE, TENANT
 from ..plan import tenants as plan_tenants
 from ..plan.arms import candidate_arm, stable_arm
@@ -42,6 +43,8 @@ class Others:
         self._ctx = ctx
         self._looked: set[Name] = set()
         """Secrets that were looked for: of others nobody knows yet whether they are there."""
+        self._sought: set[Name] = set()
+        """Those, and what is being looked for."""
         self._loading = asyncio.Lock()
         """One at a time: a reading that began before an edit must not forget what the edit names."""
 
@@ -147,6 +150,7 @@ class Others:
             named = [ref for name in self._ctx.cache.policies for ref in self._references(name)]
             wanted |= {ref.object for ref in named if ref.kind == "Secret"}
             config_maps = {ref.object for ref in named if ref.kind == "ConfigMap"}
+            self._sought = wanted
             news = await secrets.load(self._ctx, wanted, config_maps)
             self._looked = wanted
         if news:
@@ -158,8 +162,23 @@ class Others:
                 self._ctx.dirty("policy", name)
         return _AGAIN_S if config_maps else None
 
-    def unread(self, policy: Name) -> bool:
-        """Whether a policy's verifiers name what nobody has looked for yet."""
+    async def read_for(self, policy: Name) -> None:
+        """Reads if a policy's verifiers name what nobody has looked for yet."""
+        if not self._unread(policy):
+            return
+        try:
+            again = await self.load_secrets()
+        except KubeError:
+            self._ctx.dirty("secrets", ("", ""))  # whose worker tries until it succeeds
+        else:
+            if again is not None:
+                self._ctx.dirty("secrets", ("", ""), again)
+
+    def seeks(self, secret: Name) -> bool:
+        """Whether its news matter: also of one that is just being looked for, and was not there yet."""
+        return secret in self._sought
+
+    def _unread(self, policy: Name) -> bool:
         known = {"Secret": self._ctx.secrets, "ConfigMap": self._ctx.config_maps}
         return any(ref.object not in known[ref.kind] for ref in self._references(policy))
 

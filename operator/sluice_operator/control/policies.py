@@ -115,7 +115,7 @@ class Policies:
 
     async def _keep(self, policy: RoutePolicy | Broken, entry: Entry) -> None:
         """Keeps the accepted spec where a restart finds it."""
-        if entry.spec is None or entry.accepted <= entry.kept:
+        if entry.whole is None or entry.accepted <= entry.kept:
             return
         meta = policy.metadata
         revision = {
@@ -131,7 +131,7 @@ class Policies:
                 "ownerReferences": [plan_backend.owner_reference("RoutePolicy", meta.name, meta.uid)],
             },
             "revision": entry.accepted,
-            "data": {"spec": wire(entry.spec)},
+            "data": {"spec": wire(entry.whole)},
         }
         generation = entry.accepted
         try:
@@ -171,6 +171,7 @@ class Policies:
         return PolicySeen(
             accepted=entry.accepted,
             problems=entry.problems,
+            withdrawn=entry.withdrawn,
             rules=tuple(rules[n] for n in order if n in rules),
             waiting=waiting,
             unserved=unserved,

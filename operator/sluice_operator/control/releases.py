@@ -18,6 +18,7 @@ from ..api.routepolicy import RoutePolicySpec, Rule
 from ..gates.summary import Summary
 from ..plan import names
 from ..plan.rollout import Decision
+from ..plan.scope import tasks_out
 from .cache import Cache, Name
 from .evaluations import ASKED, Evaluations, Run
 from .ledger import Ledger
@@ -84,7 +85,8 @@ class Releases:
             return {}
         kept, namespace = self.kept(key), key[0].partition("/")[0]
         candidate = rule.rollout.candidate.backend or rule.target.backend or ""
-        backend = self._cache.backends.get((namespace, candidate))
+        stable = rule.target.backend or ""
+        backend, target = (self._cache.backends.get((namespace, name)) for name in (candidate, stable))
         rates = kept.traffic.rates(now.timestamp())
         found: dict[str, Any] = {
             "evaluation": self._evaluations.status(*key, status.attempt),
@@ -92,7 +94,10 @@ class Releases:
             "slice_rates": rates,
             "mean_seconds": kept.traffic.mean_seconds(now.timestamp()),
             "ready_replicas": self._reached(names.cluster(namespace, candidate)),
+            "stable_replicas": self._reached(names.cluster(namespace, stable)),
         }
+        if isinstance(target, InferenceBackend):
+            found["stable_safe_rate"] = _safe_rate(target)
         if isinstance(backend, InferenceBackend):
             found["wanted_replicas"] = backend.spec.replicas
             found["safe_rate"] = _safe_rate(backend)
@@ -181,7 +186,7 @@ class Releases:
         wanted = rollout.evaluation
         if wanted is None:
             return
-        out = frozenset(one.task for one in status.excluded if one.task and not one.tenant)
+        out = tasks_out(status.excluded)
         run = Run(*key, status.attempt, decision.evaluate, spec.model, wanted, out)
         if decision.evaluate:
             self._evaluations.want(run)

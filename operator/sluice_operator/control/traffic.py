@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..gates import ArmName, Observation
+from ..gates.gate import CLOCK_SLACK_S
 
 WINDOW_S = 60
 MIN_S = 5.0
@@ -75,6 +76,8 @@ class Traffic:
         return self._seconds[-1]
 
     def _forget(self, now: float) -> None:
+        if self._seconds and self._seconds[-1].second > now + CLOCK_SLACK_S:
+            self._seconds.clear()  # the clock was set back: they would not pass for as long
         while self._seconds and self._seconds[0].second < now - WINDOW_S:
             self._seconds.popleft()
         if not self._seconds:

@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 
 class Collector:
     """Keeps the streams. ``observed`` gets evidence as it arrives, ``changed`` the backend of a pod that
-    told news. ``price``: what the pod costs in an hour, where its backend names it."""
+    told news, ``unread`` the pod of a record that is of another schema. ``price``: what the pod costs in an
+    hour, where its backend names it."""
 
     def __init__(
         self,
@@ -31,10 +32,12 @@ class Collector:
         observed: Callable[[list[Observed]], None],
         changed: Callable[[PodView], None],
         gap: Callable[[PodView, int], None],
+        unread: Callable[[PodView], None],
         price: Callable[[PodView], float | None],
     ) -> None:
         self._token = token
         self._observed, self._changed, self._gap, self._price = observed, changed, gap, price
+        self._unread = unread
         self._session: aiohttp.ClientSession | None = None
         self._streams: dict[tuple[str, str], tuple[PodStream, asyncio.Task[None]]] = {}
 
@@ -82,7 +85,13 @@ class Collector:
 
     def _open(self, key: tuple[str, str], pod: PodView, session: aiohttp.ClientSession) -> None:
         stream = PodStream(
-            pod, session, self._token, on_line=self._line, on_change=self._changed, on_gap=self._gap
+            pod,
+            session,
+            self._token,
+            on_line=self._line,
+            on_change=self._changed,
+            on_gap=self._gap,
+            on_unread=self._unread,
         )
         self._streams[key] = (stream, asyncio.create_task(self._run(stream), name=f"stream {pod.name}"))
 

@@ -1,7 +1,8 @@
 """The long-lived stream from one pod's admin port, and the configurations that the pod shall hold.
 
 Invariant: what is known of a pod is known of the process that runs now: a new boot, or a restart while
-nobody was listening, makes it unknown until the pod has told again.
+nobody was listening, makes it unknown until the pod has told again. Of a pod whose evidence is of another
+schema nothing but its hello is read: half of a record would be judged as if it were all.
 """
 
 from __future__ import annotations
@@ -18,9 +19,14 @@ import aiohttp
 from ..plan.observed import PodView, StreamView
 
 log = logging.getLogger(__name__)
+SCHEMA = "874ec1622f27f740"
+"""Digest of docs/contracts/evidence.schema.json, which a pod must name in its hello; README there,
+"Versions"."""
 _SILENCE_S = 5.0
 _BACKOFF_S = (0.1, 2.0)
 _MAX_LINE = 1 << 20
+_NOT_READ = (400, 413)
+"""Statuses of a pod that did not even look at what it was sent."""
 
 
 class _Beside(NamedTuple):
@@ -47,7 +53,7 @@ class _Wanted:
 
 class PodStream:
     """One pod. ``on_line`` gets records and heartbeats, ``on_change`` is called when what is known of the
-    pod changes."""
+    pod changes, ``on_unread`` for each record of another schema."""
 
     def __init__(
         self,
@@ -58,15 +64,19 @@ class PodStream:
         on_line: Callable[[PodView, Mapping[str, Any]], None],
         on_change: Callable[[PodView], None],
         on_gap: Callable[[PodView, int], None],
+        on_unread: Callable[[PodView], None],
     ) -> None:
         self.pod = pod
         self._session = session
         self._token = token
         self._on_line, self._on_change, self._on_gap = on_line, on_change, on_gap
+        self._on_unread = on_unread
         self._connected = False
+        self._unreadable = ""
         self._identity = ""
         self._versions: frozenset[str] = frozenset()
         self._rejected: dict[str, str] = {}
+        self._refused = ""
         self._kv_percent = 0
         self._boot, self._seq = "", 0
         self._past = 0
@@ -83,8 +93,16 @@ class PodStream:
             self._restarts = self.pod.restarts
         elif self.pod.restarts != self._restarts:
             return StreamView()
+        beside = self._wanted.beside if self._wanted is not None else ()
         return StreamView(
-            self._connected, self._identity, self._versions, dict(self._rejected), self._kv_percent
+            self._connected,
+            self._identity,
+            self._versions,
+            dict(self._rejected),
+            self._kv_percent,
+            self._unreadable,
+            self._refused,
+            next((self._rejected[version] for version in beside if version in self._rejected), ""),
         )
 
     def configure(
@@ -153,6 +171,9 @@ class PodStream:
         kind = line["type"]
         if kind == "hello":
             self._hello(line)
+        elif self._unreadable:
+            self._pass_over(line)
+            return
         elif kind == "heartbeat":
             self._hold(frozenset(line["versions"]), _Beside(line["limits"], line["access"]))
             load = line["load"]
@@ -163,13 +184,24 @@ class PodStream:
                 return
         self._on_line(self.pod, line)
 
+    def _pass_over(self, line: Mapping[str, Any]) -> None:
+        if line["type"] == "record":
+            self._seq = line["seq"]
+            if self._seq > self._past:
+                self._on_unread(self.pod)
+
     def _hello(self, line: Mapping[str, Any]) -> None:
+        told = str(line.get("schema", "none"))[:64]
+        unreadable = "" if told == SCHEMA else told
+        if unreadable != self._unreadable:
+            self._unreadable = unreadable
+            self._on_change(self.pod)  # at once: of such a pod not even the rest of this line may be readable
         if line["boot"] == self._boot:
             lost = line["oldest"] - self._seq - 1
         else:
             lost, self._seq = (1 if self._boot else 0), 0
             self._past = 0 if self._boot else line["seq"]
-            self._rejected = {}
+            self._rejected, self._refused = {}, ""
         self._boot = line["boot"]
         if lost > 0:
             self._on_gap(self.pod, lost)
@@ -195,7 +227,7 @@ class PodStream:
         return beside and self._versions == wanted.configs.keys() - self._rejected.keys()
 
     async def _configure(self) -> None:
-        delay = _BACKOFF_S[0]
+        delay, complained = _BACKOFF_S[0], ""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -204,12 +236,15 @@ class PodStream:
                 continue
             try:
                 await self._put(wanted)
-                delay = _BACKOFF_S[0]
+                delay, complained = _BACKOFF_S[0], ""
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
-                log.info(
-                    "a pod did not take its configuration",
-                    extra={"pod": self.pod.name, "error": f"{type(error).__name__}: {error}"},
-                )
+                complaint = f"{type(error).__name__}: {error}"
+                if complaint != complained:
+                    log.info(
+                        "a pod did not take its configuration",
+                        extra={"pod": self.pod.name, "error": complaint},
+                    )
+                complained = complaint
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, _BACKOFF_S[1])
                 self._wake.set()
@@ -226,9 +261,25 @@ class PodStream:
             timeout=aiohttp.ClientTimeout(total=5.0),
         ) as answer:
             if answer.status != 200:
-                raise aiohttp.ClientError(f"HTTP {answer.status}: {(await answer.text())[:200]}")
+                why = await _why(answer)
+                if answer.status in _NOT_READ and why != self._refused:
+                    self._refused = why
+                    self._on_change(self.pod)
+                raise aiohttp.ClientError(f"HTTP {answer.status}: {why}")
             told = await answer.json()
+        self._refused = ""
         self._rejected = {r["version"]: f"{r['field']}: {r['message']}" for r in told["rejected"]}
         self._versions = frozenset(told["versions"])
         self._beside = _Beside(told["limits"], told["access"])
         self._on_change(self.pod)
+
+
+async def _why(answer: aiohttp.ClientResponse) -> str:
+    """What a refusal says, with the field where it names one."""
+    text = await answer.text()
+    try:
+        error = json.loads(text)["error"]
+        told = f"{error['param']}: {error['message']}" if error["param"] else str(error["message"])
+    except (ValueError, KeyError, TypeError):
+        told = text
+    return told[:200]

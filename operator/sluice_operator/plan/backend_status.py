@@ -15,6 +15,7 @@ from . import backend as plan
 from .conditions import Fact, Problem, merge, truth
 from .observed import PodView, StreamView
 from .ramp import advised_replicas
+from .validate_backend import backend_problems
 
 _MODEL_REASONS = {
     "ModelNotFound": "check spec.model, and that the volume, image or repository holds it",
@@ -35,6 +36,11 @@ _PULL_REASONS = (
 )
 
 
+OTHER_EVIDENCE = (
+    "tell evidence of another version than this operator reads, so what they answer counts for no release; "
+    "create an InferenceBackend of the same spec (its image, if it names one, of this operator's version) "
+    "and name that in its place"
+)
 CREATING_S = 30
 """How long a pod may wait for its volumes before a person is told."""
 
@@ -179,6 +185,28 @@ def _mounting(seen: Seen, digest: str) -> Problem | None:
     return None
 
 
+def _unreadable(seen: Seen, digest: str) -> Problem | None:
+    """A pod keeps its image as long as its backend lives, so an upgrade of the operator alone does this."""
+    other = [p for p in live(seen.pods) if p.stream.unreadable]
+    if not other:
+        return None
+    told = f"{len(other)} pod(s), {other[0].pod.name} among them (schema {other[0].stream.unreadable}),"
+    return Problem("EvidenceUnreadable", f"{told} {OTHER_EVIDENCE}")
+
+
+def _refuses(seen: Seen) -> Problem | None:
+    """Of what no policy tells: what is refused of a configuration is told where that was made."""
+    for state in live(seen.pods):
+        told = state.stream.refused or state.stream.beside
+        if told:
+            return Problem(
+                "ConfigurationRefused",
+                f"pod {state.pod.name} does not take what this operator sends it: {told}; see that its image "
+                "is of this operator's version",
+            )
+    return None
+
+
 def _seconds(since: str, now: str) -> float:
     if not since:
         return 0.0
@@ -193,6 +221,7 @@ _RULES: tuple[Callable[[Seen, str], Problem | None], ...] = (
     _refused,
     _unschedulable,
     _mounting,
+    _unreadable,
 )
 
 
@@ -232,7 +261,7 @@ def _ready(backend: InferenceBackend, seen: Seen, stalled: Problem | None) -> Fa
 
 def status(backend: InferenceBackend, seen: Seen, now: str) -> InferenceBackendStatus:
     """The whole status that is true now."""
-    invalid = plan.problems(backend)
+    invalid = backend_problems(backend)
     identity = record_identity(backend, seen.pods, now)
     digest = identity.digest if identity else ""
     complete = seen.num_endpoints >= backend.spec.replicas
@@ -275,6 +304,9 @@ def _particulars(backend: InferenceBackend, seen: Seen, digest: str) -> Sequence
     facts = []
     if (wrong := _mismatch(seen, digest)) is not None:
         facts.append(Fact("IdentityMismatch", "True", wrong.reason, wrong.message))
+    for other in (_unreadable(seen, digest), _refuses(seen)):
+        if other is not None:
+            facts.append(Fact(other.reason, "True", other.reason, other.message))
     if plan.replaces_in_place(backend):
         facts.append(
             Fact(

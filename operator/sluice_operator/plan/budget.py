@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .stored import stored_form
+
 MI = 2**20
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -225,9 +227,17 @@ class Parameters:
         return self.linear + self.head + self.embedding + self.others
 
 
-def parameters(config: Mapping[str, Any], shape: Shape, num_parameters: int | None = None) -> Parameters:
-    """Weights by kind. `num_parameters`: what the files hold, where they were read. Raises BudgetError."""
-    if shape.model_type not in _DENSE | _SPARSE and num_parameters is None:
+def parameters(
+    config: Mapping[str, Any], shape: Shape, num_parameters: int | None = None, *, packed: bool = False
+) -> Parameters:
+    """Weights by kind. `num_parameters`: what the files hold, where they were read; of `packed` files that
+    is a number of words, several weights each, and says nothing. Raises BudgetError."""
+    known = shape.model_type in _DENSE | _SPARSE
+    if packed and not known:
+        raise BudgetError(f"{shape.model_type or 'this model'}: its weights are packed, and can't be counted")
+    if packed:
+        num_parameters = None
+    if not known and num_parameters is None:
         raise BudgetError(
             f"{shape.model_type or 'this model'}: its weights can't be counted from config.json alone:"
             " give --model-dir with the safetensors files too"
@@ -286,22 +296,23 @@ def _grouped_bytes(num: int, bits: int, group: int, size: int) -> int:
     return num * bits // 8 + (num * 2 * size // group if group else 0)
 
 
-def stored_form(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Bits and group of weights that are quantised in their files already; None where they are not. Whether
-    they can be loaded the runtime tells. Raises BudgetError."""
-    told = config.get("quantization_config")
-    if not isinstance(told, Mapping):
-        return None
-    groups = told.get("config_groups")
-    if isinstance(groups, Mapping):
-        first: Mapping[str, Any] = next(iter(groups.values()), {})
-        weights = first.get("weights") or {}
-        bits, group = weights.get("num_bits"), weights.get("group_size")
-    else:
-        bits, group = told.get("bits"), told.get("group_size")
-    if bits not in (4, 8):
-        raise BudgetError("quantization_config of config.json tells no number of bits that the runtime loads")
-    return bits, group if isinstance(group, int) and group > 0 else 0
+def _stored(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    try:
+        return stored_form(config)
+    except ValueError as error:
+        raise BudgetError(str(error)) from None
+
+
+def _check_stored(engine: Engine) -> None:
+    """Refuses what would quantise twice, or split what is known only whole, as the runtime does."""
+    if engine.stored is None:
+        return
+    for field, value, only in (
+        ("quantization", engine.quantization, "None"),
+        ("tensorParallel", engine.tensor_parallel, 1),
+    ):
+        if value != only:
+            raise BudgetError(f"spec.engine.{field} must be {only}: the weights are quantised in their files")
 
 
 def budget(
@@ -316,8 +327,10 @@ def budget(
     """A replica's budget under a limit of `memory_bytes` (None: no limit): of each rank, where there are
     several. On an accelerator the limit is that of one; on a CPU the ranks share it. Raises BudgetError."""
     whole, num_ranks = shape_of(config), engine.tensor_parallel
-    engine = replace(engine, stored=stored_form(config))
-    weights = weight_bytes(parameters(config, whole, num_parameters), whole, engine, accelerated)
+    engine = replace(engine, stored=_stored(config))
+    _check_stored(engine)
+    counted = parameters(config, whole, num_parameters, packed=engine.stored is not None)
+    weights = weight_bytes(counted, whole, engine, accelerated)
     shape = whole.of_rank(num_ranks)
     draft_weights = draft_vocab = 0
     if draft is not None:
@@ -361,8 +374,9 @@ def _drafting(draft: Draft, engine: Engine, accelerated: bool) -> tuple[Shape, i
         raise BudgetError("spec.engine.speculation.method Draft does not go with tensorParallel above 1")
     try:
         shape = shape_of(draft.config)
-        as_stored = replace(engine, quantization="None", stored=stored_form(draft.config))
-        counted = parameters(draft.config, shape, draft.num_parameters)
+        as_stored = replace(engine, quantization="None", stored=_stored(draft.config))
+        packed = as_stored.stored is not None
+        counted = parameters(draft.config, shape, draft.num_parameters, packed=packed)
     except BudgetError as error:
         told = str(error).replace("--model-dir", "--draft-dir")
         raise BudgetError(f"spec.engine.speculation.draft: {told}") from None

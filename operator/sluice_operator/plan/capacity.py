@@ -55,3 +55,39 @@ def shortage(world: World, percent: int, who: Eligibility) -> str:
         f"{percent} % of the traffic are {rate:.3g} requests/s, and {world.ready_replicas} ready replica(s)"
         f" safely take {safe:.3g}/s: scale the candidate to {needed}{law}"
     )
+
+
+def rollback_cost(world: World, percent: int, who: Eligibility, cached: float) -> str:
+    """What it costs to take `percent` of the eligible requests back from a candidate of another backend, for
+    people: the load that the target gets, and caches that are cold there. Empty: nothing, or not known.
+    `cached`: share of the candidate's prompt tokens that its prefix cache had."""
+    stable, candidate = world.arms.stable.backend, world.arms.candidate
+    if percent == 0 or candidate is None or candidate.backend == stable:
+        return ""
+    parts = []
+    more = candidate_rate(world, percent, who)
+    if more > 0:
+        parts.append(overload(world) or f"{stable} gets {more:.3g} requests/s more{_room(world)}")
+    if cached >= 0.01:
+        share = f"{100 * cached:.0f} % of the candidate's prompt tokens come from its cache"
+        parts.append(f"{share}, which is cold at the target")
+    return "; ".join(parts)
+
+
+def overload(world: World) -> str:
+    """Why the target would be sent more than it safely takes, with what would do; empty: it would not, or it
+    is not known."""
+    stable, safe, rate = world.arms.stable.backend, world.stable_safe_rate, world.request_rate
+    if safe is None or safe <= 0 or rate <= safe * world.stable_replicas + _ROUNDING:
+        return ""
+    return (
+        f"{stable} gets {rate:.3g} requests/s in all, and its {world.stable_replicas} ready replica(s) safely"
+        f" take {safe * world.stable_replicas:.3g}/s: scale it to {replicas_for(rate, safe)}"
+    )
+
+
+def _room(world: World) -> str:
+    if world.stable_safe_rate is None:
+        return f", and what it safely takes was not measured ({world.stable_replicas} ready replica(s))"
+    safe = world.stable_safe_rate * world.stable_replicas
+    return f", {world.request_rate:.3g} in all, of {safe:.3g} that it safely takes"

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from ..api.rulestatus import Phase, RuleStatus
 from . import holds
+from .capacity import overload
 from .narrow import suites_say
 from .scope import automatic, current_step, nothing_left
 from .situation import ARMED, Situation
-from .stages import Move, held, promoted, rejected
+from .stages import Hold, Move, held, promoted, rejected
 
 UNGUARDED_S = 15.0
 """A candidate whose evidence can't be heard keeps its traffic for so long, as it does at a gateway that hears
@@ -30,7 +31,16 @@ def serves(s: Situation) -> Move | None:
 def convicted(s: Situation) -> Move | None:
     """A hard gate is broken, the evidence against "not worse" has reached 1/alpha, or the user's own
     Prometheus says so. What a part alone can answer for has been taken out before."""
-    return _rolled_back(s, s.verdict.reason, s.verdict.message) if s.verdict.reason else None
+    said = s.verdict
+    if not said.reason:
+        return None
+    if s.status.weight > 0 and not s.world.stable_ready and not s.rule.fallbacks and not said.hard:
+        # The old arm was scaled away during the watch: a slow answer is better than none.
+        hold = holds.stable_not_ready(s)
+        return held(
+            s.status, Hold(hold.reason, f"it is to be rolled back ({said.message}), but {hold.message}")
+        )
+    return _rolled_back(s, said.reason, said.message)
 
 
 def evaluation_failed(s: Situation) -> Move | None:
@@ -55,7 +65,8 @@ def nothing_is_left(s: Situation) -> Move | None:
 
 
 def _rolled_back(s: Situation, reason: str, message: str) -> Move:
-    return Move(rejected(s.status, Phase.ROLLED_BACK), reason, message)
+    short = overload(s.world) if s.status.weight > 0 else ""
+    return Move(rejected(s.status, Phase.ROLLED_BACK), reason, f"{message}; {short}" if short else message)
 
 
 def candidate_not_ready(s: Situation) -> Move | None:

@@ -9,8 +9,10 @@ from ..api.guards import GuardMode
 from ..api.rollout import Consent
 from ..api.rulestatus import Phase
 from ..gates.battery import gain_names
+from ..gates.window import MAX_AGE_S, MIN_SAMPLES
+from .backend_status import OTHER_EVIDENCE
 from .capacity import shortage
-from .scope import Eligibility, automatic, by_person, exclusions
+from .scope import Eligibility, automatic, by_person, exclusions, nothing_left, tasks_out
 from .situation import Goal, Situation
 from .stages import Hold, needed, since_stage
 from .suites import START, pending, step_stage
@@ -41,6 +43,9 @@ def missing(s: Situation) -> Hold:
         return stable_not_ready(s)
     if s.world.evidence_live:
         return Hold()
+    if s.world.unreadable:
+        named = " and ".join(dict.fromkeys(s.world.unreadable))
+        return Hold("EvidenceUnreadable", f"pods of {named} {OTHER_EVIDENCE}")
     return Hold(
         "EvidenceNotLive",
         "pods of the candidate or of the target can't be heard; look whether the operator reaches them",
@@ -56,11 +61,20 @@ def _samples(s: Situation) -> Hold:
     status, least = s.status, needed(s, s.goal)
     alone = s.goal.weight == 100 or s.goal.phase is Phase.WATCHING
     enough = status.num_samples >= least and (status.num_stable_samples > 0 or alone)
-    if enough:
+    if enough or s.rollout is None:
         return Hold()
+    out = exclusions(status.excluded)
+    step = s.rollout.steps[s.goal.step] if s.goal.phase is Phase.STEP else None
+    if nothing_left(s.rule, step, [*automatic(status), *by_person(s.rollout)]):
+        told = f"nobody is left to meet the candidate here: {out} excluded; take that out of rollout.exclude"
+        return Hold("NoEvidence", told)
     told = f"the stage asks for {least} judged requests of the candidate"
     told += "" if alone else ", and for some of stable"
-    out = exclusions(status.excluded)
+    if s.lacking:
+        told += (
+            f"; nothing of stable's {', '.join(s.lacking)} is known to compare with: {MIN_SAMPLES} of its"
+            f" requests within {MAX_AGE_S / 60:.0f} minutes are needed"
+        )
     return Hold("NoEvidence", f"{told}{f'; excluded: {out}' if out else ''}")
 
 
@@ -91,9 +105,16 @@ def _gains(s: Situation) -> Hold:
     if s.status.phase is not Phase.STEP or s.rollout is None or not s.rollout.gains:
         return Hold()
     shown = {one.name for one in s.status.gains if one.shown}
-    open_ = [name for name in gain_names(s.rule) if name not in shown]
+    met = set(s.rollout.steps[s.goal.step].tasks)
+    open_ = [
+        name
+        for name, gain in zip(gain_names(s.rule), s.rollout.gains, strict=True)
+        # A step for other tasks can't show it; one for all comes after.
+        if name not in shown and not (met and gain.tasks and met.isdisjoint(gain.tasks))
+    ]
+    out = exclusions(s.status.excluded)
     told = f"not shown yet: {', '.join(open_)}; it goes on once it is, or when rollout.gains asks for less"
-    return Hold("NoGain", told) if open_ else Hold()
+    return Hold("NoGain", f"{told}{f'; excluded: {out}' if out else ''}") if open_ else Hold()
 
 
 def not_let_in(s: Situation, goal: Goal) -> Hold:
@@ -109,7 +130,7 @@ def _evaluation(s: Situation, goal: Goal) -> Hold:
     stages = [step_stage(goal.step)]
     if goal.step == 0 and s.rollout.shadow is None:
         stages.append(START)  # it has only just ended
-    return pending(s.rollout.evaluation, s.run, stages, s.now)
+    return pending(s.rollout.evaluation, s.run, stages, tasks_out(s.status.excluded), s.now)
 
 
 def _consent(s: Situation, goal: Goal) -> Hold:

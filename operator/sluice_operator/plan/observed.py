@@ -7,7 +7,7 @@ and stays small.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,6 +64,23 @@ class StreamView:
     """Why the pod refused a configuration, by version."""
     kv_percent: int = 0
     """How full its KV cache was when it last told."""
+    unreadable: str = ""
+    """Schema that its evidence is of, where that is not the one that is read here; nothing of it is read."""
+    refused: str = ""
+    """Why the pod did not even look at the configurations that it was sent."""
+    beside: str = ""
+    """Why it refused what it was sent beside configurations: limits, or what verifiers are reached with."""
+
+    @property
+    def heard(self) -> bool:
+        """Whether what it tells of requests arrives and is understood."""
+        return self.connected and not self.unreadable
+
+    def settled(self, wanted: Collection[str]) -> bool:
+        """Whether waiting brings no more: it holds or refuses all of ``wanted``, or can't be talked to."""
+        if self.refused or (self.unreadable and not self.connected):
+            return True
+        return self.connected and self.versions.union(self.rejected).issuperset(wanted)
 
 
 def _termination(state: Mapping[str, Any]) -> tuple[str, str, int]:

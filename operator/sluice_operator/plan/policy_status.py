@@ -25,6 +25,8 @@ class PolicySeen:
     """Generation in force; 0: none."""
     problems: tuple[Problem, ...] = ()
     """Of the current generation."""
+    withdrawn: tuple[str, ...] = ()
+    """What of it is in force although it is not accepted, since it only takes from candidates."""
     rules: tuple[RuleStatus, ...] = ()
     waiting: Mapping[str, str] = field(default_factory=dict)
     """Why an arm is not where it shall be, by ``rule/arm``."""
@@ -79,6 +81,8 @@ def _stalled(seen: PolicySeen) -> Problem | None:
 def _ready(seen: PolicySeen, generation: int, stalled: Problem | None) -> Fact:
     if stalled is not None and seen.accepted != generation:
         serving = f"generation {seen.accepted} serves" if seen.accepted else "nothing of it serves"
+        if seen.withdrawn:
+            serving += f", with {', '.join(seen.withdrawn)}"
         return Fact(
             "Ready",
             "False",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from ..api.rulestatus import Phase, RuleStatus
+from ..gates.gate import CLOCK_SLACK_S
 from . import holds
-from .scope import exclusions
+from .scope import exclusions, tasks_out
 from .situation import UNDER_WAY, Situation
 from .stages import (
     Hold,
@@ -18,6 +19,7 @@ from .stages import (
     promoted,
     restarted,
     started,
+    text,
 )
 from .suites import START, pending, rates
 
@@ -56,7 +58,7 @@ def evaluating(s: Situation) -> Move | None:
         return None
     if not s.world.stable_ready:
         return held(s.status, holds.stable_not_ready(s))
-    hold = pending(s.rollout.evaluation, s.run, [START], s.now)
+    hold = pending(s.rollout.evaluation, s.run, [START], tasks_out(s.status.excluded), s.now)
     if s.rollout.paused and (not hold or hold.evaluate):
         hold = holds.PAUSED
     if hold:
@@ -76,6 +78,21 @@ def not_arrived(s: Situation) -> Move | None:
         hold = holds.PAUSED if paused else holds.not_let_in(s, s.goal)
     hold = hold or holds.no_room(s, s.goal)
     return held(s.status, hold) if hold else Move(arrived(s))
+
+
+def clock_set_back(s: Situation) -> Move | None:
+    """Evidence or stage are of a time that is still to come: until then no request would count for any
+    guard, so both begin now."""
+    began = [datetime.fromisoformat(one) for one in (s.status.evidence_since, s.status.stage_since) if one]
+    ahead = max(((one - s.now).total_seconds() for one in began), default=0.0)
+    if ahead <= CLOCK_SLACK_S:
+        return None
+    since = s.status.stage_since
+    if since and datetime.fromisoformat(since) > s.now:
+        since = text(s.now)
+    after = s.status.model_copy(update={**restarted(s.status, s.now), "stage_since": since})
+    told = f"by the operator's clock it began {ahead:.0f} s from now; evidence restarts"
+    return Move(after, "ClockSetBack", told)
 
 
 def evidence_expired(s: Situation) -> Move | None:

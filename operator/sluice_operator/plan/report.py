@@ -182,7 +182,10 @@ def _evaluation(run: EvaluationStatus) -> str:
     failing = _list([*(f"{one} (hard)" for one in run.failed_hard), *run.failed])
     broken = f"The run could not be finished: {_cell(run.error)}" if run.error else ""
     table = _table(["task", "stable", "candidate"], rows)
-    return "\n\n".join(part for part in (broken, table, failing and f"Failing samples:\n\n{failing}") if part)
+    without = _cell(", ".join(run.without))
+    left_out = without and f"Not asked, as the candidate did not get them: {without}"
+    parts = (broken, table, left_out, failing and f"Failing samples:\n\n{failing}")
+    return "\n\n".join(part for part in parts if part)
 
 
 def _agreement(record: ReleaseRecordSpec) -> str:

@@ -26,9 +26,10 @@ from ..api.routepolicy import Rule
 from ..api.rulestatus import Phase, RuleStatus, Transition
 from ..gates import GateState
 from . import danger, given, progress
+from .capacity import rollback_cost
 from .narrow import narrowed, regated
 from .scope import eligibility, narrows, widens
-from .situation import Arms, Situation, World, situate
+from .situation import ARMED, Arms, Situation, World, situate
 from .stages import Move, text
 
 __all__ = ["Arms", "Decision", "World", "decide"]
@@ -46,6 +47,7 @@ EVIDENCE_FIELDS = {
     "agreement",
     "differing",
     "held_message",
+    "rollback_cost",
 }
 """What grows with each request, or is told in figures that do: a checkpoint of it once in a few seconds is
 enough."""
@@ -74,6 +76,7 @@ JUDGED: Rules = (
     progress.stage_edited,
     progress.evaluating,
     progress.not_arrived,
+    progress.clock_set_back,
     progress.evidence_expired,
     progress.paused,
     progress.evidence_missing,
@@ -142,6 +145,7 @@ def _conclude(s: Situation, before: RuleStatus, move: Move, lines: tuple[Transit
         update={
             "history": [*after.history, *lines][-MAX_HISTORY:],
             "watch_until": _watch_until(s, after),
+            "rollback_cost": _rollback_cost(s, after),
         }
     )
     more, less = _compare(s.rule, before, after)
@@ -165,6 +169,12 @@ def _compare(rule: Rule, before: RuleStatus, after: RuleStatus) -> tuple[bool, b
         old, new = eligibility(rule, before), eligibility(rule, after)
         more, less = more or widens(old, new), less or narrows(old, new)
     return more, less
+
+
+def _rollback_cost(s: Situation, after: RuleStatus) -> str:
+    if after.phase not in (*ARMED, Phase.PROMOTED):
+        return ""
+    return rollback_cost(s.world, after.weight, eligibility(s.rule, after), s.cached)
 
 
 def _watch_until(s: Situation, after: RuleStatus) -> str:

@@ -75,6 +75,11 @@ def by_person(rollout: Rollout) -> list[Slice]:
     return [(one.task or "", one.tenant or "") for one in rollout.exclude]
 
 
+def tasks_out(entries: Iterable[ExclusionStatus]) -> frozenset[str]:
+    """Tasks that the candidate gets from nobody."""
+    return frozenset(one.task for one in entries if one.task and not one.tenant)
+
+
 def covered(excluded: Iterable[Slice], task: str, tenant: str) -> bool:
     """Whether an exclusion holds for all requests of `task` and `tenant` ("" is any of them)."""
     return any(a in ("", task) and b in ("", tenant) for a, b in excluded)

@@ -74,4 +74,6 @@ def missing(fit: Fit, arm: gateway.Arm) -> str:
     for state in pods:
         if arm.config in state.stream.rejected:
             return f"pod {state.pod.name} refused the configuration: {state.stream.rejected[arm.config]}"
+        if state.stream.refused and arm.config not in state.stream.versions:
+            return f"pod {state.pod.name} refused the configuration: {state.stream.refused}"
     return f"{len(holding)} of {len(pods)} pods of {arm.cluster} hold the configuration"

@@ -50,6 +50,8 @@ class World:
     """The candidate's pods are there and tell what they do, and so does every pod of the target."""
     unheard_s: float = 0.0
     """For how long they have not been, seconds."""
+    unreadable: tuple[str, ...] = ()
+    """Backends of the arms that tell, but evidence of another version than this operator reads."""
     evaluation: EvaluationStatus | None = None
     """The newest run of the suites for this attempt, running or ended; None: none that is known."""
     request_rate: float = 0.0
@@ -64,6 +66,10 @@ class World:
     """Candidate's replicas by its spec."""
     mean_seconds: float = 0.0
     """Mean time of a request at the candidate; 0: unknown."""
+    stable_replicas: int = 0
+    """The target's endpoints that the gateway can reach."""
+    stable_safe_rate: float | None = None
+    """Tested safe throughput of one replica of the target, requests/s; None: not calibrated."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +104,10 @@ class Situation:
     verdict: Verdict
     world: World
     now: datetime
+    cached: float = 0.0
+    """Share of the candidate's prompt tokens that its prefix cache had; 0: none, or not known."""
+    lacking: tuple[str, ...] = ()
+    """Metrics of which nothing of stable's is known, so that the candidate's answers can't be judged."""
 
     @property
     def goal(self) -> Goal:
@@ -165,7 +175,22 @@ def situate(
     if attempt and attempt == status.attempt:
         status = status.model_copy(update={"stable": stable, "candidate": candidate})
         status = _told(status, world)
-    return Situation(policy, rule, rule.rollout, status, stable, candidate, attempt, gates, said, world, now)
+    ours = belongs(gate, status)
+    return Situation(
+        policy,
+        rule,
+        rule.rollout,
+        status,
+        stable,
+        candidate,
+        attempt,
+        gates,
+        said,
+        world,
+        now,
+        cached=gate.summary.candidate.cached_share if ours else 0.0,
+        lacking=gate.lacking if ours else (),
+    )
 
 
 def _told(status: RuleStatus, world: World) -> RuleStatus:

@@ -16,7 +16,7 @@ from ..gates.power import detects, min_samples
 from .scope import BY_PERSON
 from .situation import Goal, Situation, first_goal
 
-MAX_REJECTED = 20
+MAX_REJECTED = 100
 MAX_EXCLUDED_BEFORE = 64
 
 

@@ -6,7 +6,7 @@ also while the run goes on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -66,20 +66,25 @@ def _complaint(evaluation: Evaluation, candidate: TaskRate, stable: TaskRate) ->
 
 
 def pending(
-    evaluation: Evaluation, run: EvaluationStatus | None, stages: Iterable[str], now: datetime
+    evaluation: Evaluation,
+    run: EvaluationStatus | None,
+    stages: Iterable[str],
+    out: Collection[str],
+    now: datetime,
 ) -> Hold:
     """What the suites still have to do before the first of `stages` may begin; a run for any of them counts.
-    Nothing: the run is finished, and has been judged."""
+    Nothing: the run is finished, and has been judged. `out`: tasks that the candidate does not get."""
     wanted, *others = stages
     named = ", ".join(evaluation.suites)
-    if run is None or run.stage not in (wanted, *others) or not _covers(evaluation, run):
+    if run is None or run.stage not in (wanted, *others) or not _covers(evaluation, run, out):
         return Hold("EvaluationRunning", f"suites {named} are to run for {wanted}", wanted)
     if not run.ended:
         return Hold("EvaluationRunning", f"suites {named} run for {run.stage} since {run.started}")
     why = unfinished(run)
     if not why:
         return Hold()
-    again = (now - datetime.fromisoformat(run.ended)).total_seconds() >= RETRY_S
+    age = (now - datetime.fromisoformat(run.ended)).total_seconds()
+    again = not 0.0 <= age < RETRY_S  # below 0: the clock was set back
     return Hold(
         "EvaluationIncomplete",
         f"the run for {run.stage} proves nothing: {why}; it is tried again",
@@ -87,10 +92,12 @@ def pending(
     )
 
 
-def _covers(evaluation: Evaluation, run: EvaluationStatus) -> bool:
-    """Whether all suites that are named now were in the run; one that broke off may not say which were."""
+def _covers(evaluation: Evaluation, run: EvaluationStatus, out: Collection[str]) -> bool:
+    """Whether all suites that are named now were in the run, and all tasks that the candidate gets; one that
+    broke off may not say which were."""
     ran = {suite.partition("@")[0] for suite in run.suites}
-    return bool(run.error) or set(evaluation.suites) <= ran or not run.ended
+    whole = set(evaluation.suites) <= ran and set(run.without) <= set(out)
+    return bool(run.error) or whole or not run.ended
 
 
 def unfinished(run: EvaluationStatus) -> str:
@@ -98,7 +105,7 @@ def unfinished(run: EvaluationStatus) -> str:
     if run.error:
         return run.error
     answered = {rate.task for rate in run.stable if rate.num_samples > 0}
-    if not run.candidate:
+    if not run.candidate and not run.without:
         return "no sample was answered"
     both = {rate.task for rate in run.candidate if rate.num_samples > 0 and rate.task in answered}
     missing = sorted({rate.task for rate in (*run.candidate, *run.stable)} - both)
@@ -109,6 +116,8 @@ def rates(run: EvaluationStatus | None) -> str:
     """For people: summary 9/10 (stable 10/10)."""
     if run is None:
         return ""
+    if not run.candidate and run.without:
+        return f"all samples are of tasks that the candidate does not get: {', '.join(run.without)}"
     stable = {rate.task: f" (stable {rate.num_passed}/{rate.num_samples})" for rate in run.stable}
     return ", ".join(
         f"{rate.task} {rate.num_passed}/{rate.num_samples}{stable.get(rate.task, '')}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from ..api.guards import GuardMode, Metric
+from ..api.guards import Guard, GuardMode, Metric
 from ..api.rollout import Rollout
 from ..api.routepolicy import Rule
 from .arms import candidate_arm, stable_arm
@@ -32,12 +32,26 @@ def rollout_problems(index: int, rule: Rule, around: Surroundings) -> Iterator[P
         told = "differs from the target in nothing, so there is nothing to roll out"
         yield Problem("InvalidSpec", told, f"{at}.candidate")
     yield from _steps(rollout, at)
+    yield from _coverage(rollout, at)
     yield from _suites(rollout, around, at)
     yield from _guards(rollout, at)
     yield from _unverified(rule, rollout, at)
     yield from _gains(rollout, at)
     yield from _queries(rollout, around, at)
     yield from _audience(rule, rollout, around, at)
+
+
+def alone(rule: Rule) -> Surroundings:
+    """Surroundings that have all that the rule's rollout names: what is wrong there is wrong anywhere."""
+    rollout = rule.rollout
+    if rollout is None:
+        return Surroundings()
+    tenants = {*rule.match.tenants, *(one for _, named in _tenants(rollout) for one in named)} or {"any"}
+    tasks = {*rule.match.tasks, *(one for _, named in _tasks(rollout) for one in named)}
+    suites = rollout.evaluation.suites if rollout.evaluation is not None else []
+    return Surroundings(
+        suites=frozenset(suites), tenants=dict.fromkeys(tenants, tuple(tasks)), prometheus=True
+    )
 
 
 def _steps(rollout: Rollout, at: str) -> Iterator[Problem]:
@@ -67,6 +81,14 @@ def _steps(rollout: Rollout, at: str) -> Iterator[Problem]:
         )
 
 
+def _coverage(rollout: Rollout, at: str) -> Iterator[Problem]:
+    for j, step in enumerate(rollout.steps):
+        for k, one in enumerate(step.coverage):
+            if step.tasks and one.tasks and not set(step.tasks) & set(one.tasks):
+                told = f"the step is for {', '.join(step.tasks)} only, so it would wait for this for ever"
+                yield Problem("InvalidSpec", told, f"{at}.steps[{j}].coverage[{k}].tasks")
+
+
 def _suites(rollout: Rollout, around: Surroundings, at: str) -> Iterator[Problem]:
     for j, name in enumerate(rollout.evaluation.suites if rollout.evaluation is not None else []):
         if name not in around.suites:
@@ -91,6 +113,27 @@ def _guards(rollout: Rollout, at: str) -> Iterator[Problem]:
                 "nothing is compared without a shadow stage with pairingPercent; add one, or use mode Watch"
             )
             yield Problem("InvalidSpec", told, f"{at}.guards[{j}].metric")
+        yield from _silent(guard, f"{at}.guards[{j}]")
+
+
+def _silent(guard: Guard, at: str) -> Iterator[Problem]:
+    """What would never say anything, whatever happens."""
+    ceiling, rate = guard.ceiling, guard.metric.is_rate
+    if guard.metric is Metric.DISAGREEMENT_RATE and guard.mode is GuardMode.HARD:
+        told = "two answers that differ are no violation: how often they do is compared; use mode Guard"
+        yield Problem("InvalidSpec", told, f"{at}.mode")
+    if guard.metric is Metric.DISAGREEMENT_RATE and ceiling is not None:
+        told = "the candidate is compared with how often stable differs from itself; remove the ceiling"
+        yield Problem("InvalidSpec", told, f"{at}.ceiling")
+    elif ceiling is not None and rate and float(ceiling.value) >= 100:
+        told = f"no rate is above {ceiling.value} %; give percent of the requests below 100"
+        yield Problem("InvalidSpec", told, f"{at}.ceiling.value")
+    elif ceiling is not None and not rate and float(ceiling.value) == 0:
+        told = "every request is above 0; give the highest value that is acceptable"
+        yield Problem("InvalidSpec", told, f"{at}.ceiling.value")
+    if not rate and not guard.percentiles and ceiling is None:
+        told = "without a percentile nothing is compared; name one, such as 95, or give a ceiling"
+        yield Problem("InvalidSpec", told, f"{at}.percentiles")
 
 
 def _gains(rollout: Rollout, at: str) -> Iterator[Problem]:
@@ -100,6 +143,11 @@ def _gains(rollout: Rollout, at: str) -> Iterator[Problem]:
         if key in seen:
             yield Problem("InvalidSpec", "the same gain is expected twice", f"{at}.gains[{j}]")
         seen.add(key)
+        if gain.metric is Metric.DISAGREEMENT_RATE:
+            told = (
+                "answers are compared in the shadow stage alone, so no step could show it; guard it instead"
+            )
+            yield Problem("InvalidSpec", told, f"{at}.gains[{j}].metric")
 
 
 def _unverified(rule: Rule, rollout: Rollout, at: str) -> Iterator[Problem]:

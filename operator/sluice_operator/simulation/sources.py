@@ -6,6 +6,7 @@ Invariant: only figures and names are read, never text of prompts or answers; th
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -30,6 +31,8 @@ _METRICS = {
     Metric.NEGATIVE_FEEDBACK_RATE: Wrong.COMPLAINT,
 }
 _FLAGS = {"refused": Wrong.REFUSED, "repeated": Wrong.REPEATED, "tool_failed": Wrong.TOOL}
+_LARGEST = {"sigma": 5.0}
+"""Where the 99th percentile is 100,000 times the median; of all else 1e6."""
 _LATENCY = {"ttft": 0.3, "tpot": 0.02, "tokens": 80.0, "prompt": 400.0, "sigma": 0.6}
 
 
@@ -45,6 +48,8 @@ def with_latency(traffic: Traffic, text: str) -> Traffic:
     for name, value in _pairs(text, "--latency"):
         if name not in given:
             raise SourceError(f"--latency knows {', '.join(given)}, not {name}")
+        if value > _LARGEST.get(name, 1e6):
+            raise SourceError(f"--latency: {name} is at most {_LARGEST.get(name, 1e6):g}, not {value:g}")
         given[name] = value
     sigma = given["sigma"]
     return replace(
@@ -173,6 +178,6 @@ def _pairs(text: str, option: str) -> list[tuple[str, float]]:
             pairs.append((name.strip(), float(value)))
         except ValueError:
             raise SourceError(f"{option}: {part.strip()!r} is not NAME=NUMBER") from None
-        if pairs[-1][1] < 0.0:
-            raise SourceError(f"{option}: {part.strip()!r} is below 0")
+        if not 0.0 <= pairs[-1][1] < math.inf:
+            raise SourceError(f"{option}: {part.strip()!r} is no number from 0 up")
     return pairs

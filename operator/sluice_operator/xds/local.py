@@ -25,6 +25,7 @@ from .bootstrap import TlsFiles, render
 ENVOY_VERSION = "1.40.0"
 # Below what Linux gives to outgoing connections (ip_local_port_range) and Kubernetes to NodePorts.
 _PORTS = range(11_000, 30_000)
+_given: set[int] = set()
 
 
 def cache_dir() -> Path:
@@ -59,11 +60,14 @@ def _made(path: Path) -> Path:
 
 def free_port() -> int:
     """A port that nobody listens on now; none that the kernel gives to outgoing connections, one of which
-    could have it before whoever asked listens."""
+    could have it before whoever asked listens, and none that this process was given before."""
     while True:
         port = secrets.choice(_PORTS)
+        if port in _given:
+            continue
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
+            _given.add(port)
             return port
 
 

@@ -186,3 +186,28 @@ def test_a_file_without_a_backend(tmp_path: Path, model: Path) -> None:
     assert "has 0 InferenceBackends" in text
     path.write_text("a: [")
     assert "is no YAML" in _run("-f", path)[1]
+
+
+@pytest.mark.parametrize("beside", ["quantize_config.json", "quant_config.json"])
+def test_weights_that_only_an_older_file_calls_quantised_are_refused(
+    tmp_path: Path, model: Path, beside: str
+) -> None:
+    (model / beside).write_text(json.dumps({"bits": 4, "group_size": 128}))
+    code, text = _run("-f", _file(tmp_path), "--model-dir", model)
+    assert code != 0
+    assert f"{beside} says that the weights are quantised" in text.replace("\n", " ")
+    told = {**SMOL, "quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}}
+    (model / "config.json").write_text(json.dumps(told))
+    assert _run("-f", _file(tmp_path), "--model-dir", model)[0] == 0
+
+
+def test_how_weights_are_stored_is_told_of_the_whole_model(tmp_path: Path, model: Path) -> None:
+    """A text model within another: its sizes are nested, and `quantization_config` is not."""
+    stored = {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}}
+    weights = []
+    for config in ({"text_config": SMOL}, {"text_config": SMOL, **stored}, {**SMOL, **stored}):
+        (model / "config.json").write_text(json.dumps(config))
+        code, text = _run("-f", _file(tmp_path), "--model-dir", model, "--json")
+        assert code == 0
+        weights.append(json.loads(text)["weights"])
+    assert weights[0] > weights[1] == weights[2]

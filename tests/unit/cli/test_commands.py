@@ -245,3 +245,25 @@ def test_nobody_waits_for_ever(played: Played, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(asking, "_REVIEW_S", -1.0)
     code, said = sluice("review", "assistant-chat-a1", "--wait")
     assert (code, "is the operator running?" in said) == (1, True)
+
+
+@pytest.mark.parametrize("output", ["table", "json", "markdown"])
+def test_a_record_of_another_policy_is_told_so(played: Played, output: str) -> None:
+    code, told = sluice("ledger", "assistant-chat-a1", "--policy", "other", "-o", output)
+    assert code == 1
+    assert "assistant-chat-a1 is of RoutePolicy assistant, not of other" in told
+
+
+def test_a_rollback_says_what_it_costs(played: Played) -> None:
+    played.policy_ = policy(rule(phase="Step", weight=50, rollbackCost="old gets 10 requests/s more"))
+    code, told = sluice("rollback", "assistant")
+    assert code == 0
+    assert "It costs: old gets 10 requests/s more" in told
+    code, told = sluice("status")
+    assert "a rollback would cost: old gets 10 requests/s more" in told
+
+
+def test_history_of_a_rule_to_which_nothing_has_happened(played: Played) -> None:
+    assert sluice("history", "assistant", "rest") == (0, "Nothing has happened yet.")
+    code, told = sluice("history", "assistant", "none")
+    assert (code, "has no rule none; it has chat, rest" in told) == (1, True)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from sluice_operator.api.routepolicy import Match
 from sluice_operator.cli.edit import (
     EditError,
     abort_patch,
@@ -96,3 +97,27 @@ def test_an_exclusion_is_added_to_what_is_there() -> None:
         exclude_patch(policy(exclude=known), 0, "nl2sql", "")
     with pytest.raises(EditError, match="--task, --tenant, or both"):
         exclude_patch(policy(), 0, "", "")
+
+
+@pytest.mark.parametrize(("task", "tenant"), [("合同审核", ""), ("", "Bank_1"), ("x" * 64, ""), ("a b", "c")])
+def test_what_can_be_no_name_is_not_excluded(task: str, tenant: str) -> None:
+    with pytest.raises(EditError, match="no task is named so" if task else "no tenant is named so"):
+        exclude_patch(policy(), 0, task, tenant)
+
+
+def test_a_misspelt_exclusion_is_not_told_as_done() -> None:
+    """The operator would refuse the whole edit."""
+    found = policy()
+    rule_ = found.spec.rules[0].model_copy(update={"match": Match(tasks=["nl2sql"], tenants=["shop"])})
+    found = found.model_copy(update={"spec": found.spec.model_copy(update={"rules": [rule_]})})
+    assert exclude_patch(found, 0, "nl2sql", "shop")
+    with pytest.raises(EditError, match=r"requests of task nl2sql, and none of nl2sq$"):
+        exclude_patch(found, 0, "nl2sq", "")
+    with pytest.raises(EditError, match=r"requests of tenant shop, and none of bank$"):
+        exclude_patch(found, 0, "", "bank")
+
+
+def test_a_retry_takes_nothing_that_is_promoted_out_of_service() -> None:
+    with pytest.raises(EditError, match="has promoted its candidate"):
+        retry_patch(policy(rule(phase="Promoted")), 0)
+    assert retry_patch(policy(rule(phase="Promoted"), abort=True), 0)

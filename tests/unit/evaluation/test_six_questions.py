@@ -62,7 +62,7 @@ def kinds_of_failure(results: list[SampleResult]) -> set[str]:
 
 
 def model_calls(url: str) -> int:
-    with urllib.request.urlopen(f"{url}/model-calls", timeout=5) as answer:
+    with urllib.request.urlopen(f"{url}/model-calls", timeout=60) as answer:
         return int(json.load(answer)["count"])
 
 

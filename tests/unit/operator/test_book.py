@@ -25,6 +25,8 @@ class Router:
     def __init__(self, book: Book) -> None:
         self._book = book
         self.silent: set[str] = set()
+        self.other: set[str] = set()
+        """Whose pods tell evidence of another version."""
         self.away: set[str] = set()
 
     @property
@@ -40,7 +42,12 @@ class Router:
                 f"ns/{n}": (
                     PodState(
                         PodView(n, "ns", n, ip="10.0.0.1", phase="Running", ready=n not in self.away),
-                        StreamView(n not in self.silent, DIGEST, frozenset(made.configs[f"ns/{n}"])),
+                        StreamView(
+                            n not in self.silent,
+                            DIGEST,
+                            frozenset(made.configs[f"ns/{n}"]),
+                            unreadable="old" if n in self.other else "",
+                        ),
                     ),
                 )
                 for n in "ab"
@@ -176,6 +183,26 @@ def test_a_bad_edit_leaves_what_was_accepted_and_a_restart_knows_it() -> None:
     assert after.entries[NAME].accepted == 1
 
 
+def test_an_abort_is_in_force_whatever_else_is_wrong_with_the_spec() -> None:
+    """Somebody has deleted a suite, or broken another rule, hours ago."""
+    cache, book, entry = stepped()
+    broken = policy(3, 2, rollout={**ROLLOUT, "abort": True})
+    broken["spec"]["rules"].append({"name": "other", "target": {"backend": "none"}})
+    cache.put("RoutePolicy", broken)
+    assert book.consider(NAME)
+    assert book.decide(entry, NOW + timedelta(seconds=9))
+    assert (entry.rules["all"].phase, entry.rules["all"].weight) == (Phase.ABORTED, 0)
+    assert (entry.accepted, entry.generation, entry.withdrawn) == (1, 2, ("abort of rule all",))
+    assert entry.whole is not None
+    assert entry.whole.rules[0].rollout is not None
+    assert not entry.whole.rules[0].rollout.abort, "a restart reads it as it was accepted"
+    broken["spec"]["rules"].pop()
+    broken["metadata"] |= {"generation": 3, "resourceVersion": "4"}
+    cache.put("RoutePolicy", broken)
+    assert not book.consider(NAME), "the same is in force"
+    assert (entry.accepted, entry.withdrawn) == (3, ())
+
+
 def test_a_policy_made_anew_inherits_nothing() -> None:
     cache, book, _ = stepped()
     cache.drop("RoutePolicy", NAME, 8)
@@ -243,6 +270,29 @@ def test_a_lost_stream_moves_no_traffic_for_seconds_and_the_candidates_away_afte
         book.router.silent = set()  # type: ignore[union-attr]
         seconds(book, entry, 20)
         assert entry.rules["all"].weight == 10, silent
+
+
+def test_evidence_of_another_version_is_none_and_the_hold_says_whose_it_is() -> None:
+    for others in ({"a"}, {"b"}, {"a", "b"}):
+        _, book, entry = stepped()
+        book.router.other = others  # type: ignore[union-attr]
+        seconds(book, entry, 1)
+        assert entry.rules["all"].weight == 10, "an operator that was upgraded a moment ago moves no traffic"
+        seconds(book, entry, 20)
+        rule = entry.rules["all"]
+        assert (rule.weight, rule.held) == (0, "EvidenceUnreadable")
+        assert f"pods of {' and '.join(sorted(others))} tell" in rule.held_message
+        book.router.other = set()  # type: ignore[union-attr]
+        seconds(book, entry, 20)
+        assert entry.rules["all"].weight == 10
+
+
+def test_a_clock_that_was_set_back_leaves_no_candidate_unheard() -> None:
+    _, book, entry = stepped()
+    book.router.silent = {"b"}  # type: ignore[union-attr]
+    book.decide(entry, NOW + timedelta(hours=1))
+    seconds(book, entry, 20)
+    assert entry.rules["all"].weight == 0
 
 
 def test_a_stable_arm_that_is_down_does_not_get_the_candidates_traffic_too() -> None:

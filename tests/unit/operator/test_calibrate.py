@@ -102,7 +102,7 @@ class Operator:
         self.events.append((reason, message))
 
     async def outcome(self) -> dict[str, Any]:
-        await asyncio.wait_for(self.answered.wait(), 5)
+        await asyncio.wait_for(self.answered.wait(), 60)
         self.answered.clear()
         return self.answers[-1]
 
@@ -175,7 +175,7 @@ async def test_removing_the_request_ends_it_without_an_answer() -> None:
     await operator.started.wait()
     (task,) = [t for t in asyncio.all_tasks() if t.get_name() == "calibrate new"]
     runs.consider(backend())
-    await asyncio.wait({task}, timeout=5)
+    await asyncio.wait({task}, timeout=60)
     assert task.cancelled()
     assert operator.answers == []
 
@@ -313,7 +313,9 @@ async def test_requests_alone_are_timed_and_counted(pod: Pod) -> None:
 
 
 async def test_a_level_that_holds_is_measured_under_its_full_load(pod: Pod) -> None:
-    told = await load.send(job(pod, rate=60.0, num_requests=30))
+    # Whatever the machine does: a level that breaks its SLO ends early.
+    patient = Limits(ttft_s=60, tpot_s=60, errors=0.01)
+    told = await load.send(replace(job(pod, rate=60.0, num_requests=30), limits=patient))
     assert len(told.samples) == 30
     assert all(s.ok for s in told.samples)
     # Warm-up before, and more load for as long as counted ones were under way.
@@ -349,7 +351,7 @@ async def test_the_load_comes_from_a_process_of_its_own(pod: Pod) -> None:
     await pod.begun.wait()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    await asyncio.wait_for(pod.idle.wait(), 5)
+    await asyncio.wait_for(pod.idle.wait(), 60)
 
 
 def test_the_credential_is_in_no_representation() -> None:

@@ -73,7 +73,7 @@ class World:
     async def end(self) -> EvaluationStatus:
         """Lets the run end, and returns what there is of it."""
         self.go.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while (found := self.runs.status("demo/assistant", "chat", "a1")) is None or not found.ended:
                 self.news.clear()
                 await self.news.wait()
@@ -85,7 +85,7 @@ async def _nothing(*_: str) -> None:
 
 
 async def _until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0)
 
@@ -132,6 +132,17 @@ async def test_what_is_wanted_after_its_end_runs_again() -> None:
     world.runs.want(RUN)
     assert (await world.end()).error == ""
     assert len(world.asked) == 2
+
+
+async def test_what_is_excluded_is_not_asked_about_and_told() -> None:
+    world = World()
+    world.runs.want(replace(RUN, without=frozenset({"code"})))
+    told = await world.end()
+    assert (len(world.asked), told.without) == (1, []), "no sample is of that task"
+    world.runs.want(replace(RUN, stage="Step/1", without=frozenset({"geo", "code"})))
+    told = await world.end()
+    assert (len(world.asked), told.without, told.error) == (1, ["geo"], "")
+    assert (told.stage, told.suites[0].partition("@")[0]) == ("Step/1", "s")
 
 
 async def test_another_attempt_ends_the_run_of_the_one_before() -> None:
@@ -284,7 +295,7 @@ async def test_two_arms_over_real_http() -> None:
         lambda: datetime(2026, 3, 1, tzinfo=UTC),
     )
     runs.want(RUN)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (told := runs.status("demo/assistant", "chat", "a1")) is None or not told.ended:
             news.clear()
             await news.wait()

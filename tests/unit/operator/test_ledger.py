@@ -256,7 +256,7 @@ async def test_what_changes_while_it_is_written_is_written_again() -> None:
     await asyncio.sleep(0)
     world.follow(status(Phase.ROLLED_BACK, seconds=1))
     release.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not world.objects or world.only().outcome is Outcome.RUNNING:  # noqa: ASYNC110
             await asyncio.sleep(0)
     writing.cancel()

@@ -9,7 +9,9 @@ from typing import Any
 import jsonschema
 import pytest
 
+from schemas import evidence_digest
 from sluice_operator.evidence import Collector, Observed, from_access, from_record, from_running
+from sluice_operator.evidence.stream import SCHEMA as READ
 from sluice_operator.plan.observed import PodView
 from sluice_operator.xds.state import AccessRecord
 
@@ -226,6 +228,10 @@ def test_a_failed_pair_is_evidence_of_nothing() -> None:
     assert from_access(access(mirror=True), 9.0) is not None
 
 
+def test_what_is_read_is_what_the_contract_says() -> None:
+    assert evidence_digest() == READ, "the contract has changed: put its digest into evidence/stream.py"
+
+
 async def test_the_collector_prices_by_pod() -> None:
     heard: list[Observed] = []
     collector = Collector(
@@ -233,6 +239,7 @@ async def test_the_collector_prices_by_pod() -> None:
         observed=heard.extend,
         changed=lambda pod: None,
         gap=lambda pod, lost: None,
+        unread=lambda pod: None,
         price=lambda pod: {"dear": 36.0}.get(pod.backend),
     )
     for backend in ("dear", "free"):

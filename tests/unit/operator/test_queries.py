@@ -119,7 +119,7 @@ class Asked:
         return Queries(self.value, self.took, sleep=self.sleep)
 
     async def next(self) -> tuple[Any, ...]:
-        await asyncio.wait_for(self.news.wait(), 5)
+        await asyncio.wait_for(self.news.wait(), 60)
         self.news.clear()
         return self.told[-1]
 
@@ -287,7 +287,7 @@ async def test_a_real_prometheus() -> None:
     async with LocalPrometheus(executable, [f"127.0.0.1:{runner.addresses[0][1]}"]) as running:
         prometheus = Prometheus(running.url)
         text = 'errors{namespace="$namespace",backend="$backend"}'
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while True:
                 try:
                     await prometheus.value('errors{backend="new"}')

@@ -33,6 +33,16 @@ def test_nothing_is_said_of_a_rate_before_there_is_one() -> None:
     assert traffic.rates(12.0) == {}
 
 
+def test_a_clock_that_was_set_back_makes_no_rate_of_an_hour() -> None:
+    """Else all that comes until the clock has caught up would count as of one minute."""
+    traffic = Traffic()
+    traffic.take(request(4000 + i / 4) for i in range(240))
+    traffic.take(request(400 + i / 4) for i in range(8))
+    assert traffic.rates(402.0) == {}
+    traffic.take(request(402 + i / 4) for i in range(240))
+    assert round(traffic.rates(462.0)[("chat", "a")], 1) == 4.0
+
+
 def test_copies_running_requests_and_what_people_say_are_no_traffic() -> None:
     traffic = Traffic()
     traffic.take([request(1.0)])

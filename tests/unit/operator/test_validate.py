@@ -42,11 +42,19 @@ def rollout(**more: Any) -> dict[str, Any]:
     }
 
 
+def checked(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"target": {"backend": "a"}, "contract": {"checks": [{"name": "c", "jsonSchema": schema}]}}
+
+
 def deep(levels: int) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "object"}
     for _ in range(levels - 1):
         schema = {"not": schema}
-    return {"target": {"backend": "a"}, "contract": {"checks": [{"name": "c", "jsonSchema": schema}]}}
+    return checked(schema)
+
+
+def wide(num: int, part: dict[str, Any] | bool) -> dict[str, Any]:
+    return checked({"properties": {str(i): part for i in range(num)}})
 
 
 @pytest.mark.parametrize(
@@ -77,6 +85,8 @@ def deep(levels: int) -> dict[str, Any]:
         ),
         (deep(40), "InvalidSchema", "spec.rules[0].contract.checks[0].jsonSchema"),
         (deep(5000), "InvalidSchema", "spec.rules[0].contract.checks[0].jsonSchema"),
+        (wide(2001, {}), "InvalidSchema", "spec.rules[0].contract.checks[0].jsonSchema"),
+        (wide(2001, True), "InvalidSchema", "spec.rules[0].contract.checks[0].jsonSchema"),
         (
             {"target": {"backend": "a"}, "contract": {"streaming": "Verified"}},
             "InvalidSpec",
@@ -199,6 +209,18 @@ GOOD: list[dict[str, Any]] = [
     {"guards": [{"metric": "TTFT"}, {"metric": "TTFT", "tasks": ["qa"]}]},
     {"shadow": {}, "guards": [{"metric": "DisagreementRate"}]},
     {"gains": [{"metric": "TTFT", "minDecreasePercent": 5}, {"metric": "Total", "minDecreasePercent": 5}]},
+    {"guards": [{"metric": "TTFT", "percentiles": [], "ceiling": {"value": "2.5"}}]},
+    {"guards": [{"metric": "ErrorRate", "ceiling": {"value": "0"}}]},
+    {
+        "steps": [
+            {"weight": 5, "tasks": ["qa"], "coverage": [{"name": "c", "tasks": ["sql", "qa"]}]},
+            {"weight": 9},
+        ]
+    },
+    {
+        "steps": [{"weight": 5, "tasks": ["qa"]}, {"weight": 9}],
+        "gains": [{"metric": "TTFT", "minDecreasePercent": 5, "tasks": ["sql"]}],
+    },
 ]
 
 
@@ -235,6 +257,38 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"queries": [{"name": "q", "query": "x{b='$bakend'}", "max": "1"}]}, "InvalidSpec", "queries[0].query"),
     ({"approval": {"attempt": "a", "step": 2}}, "InvalidSpec", "approval.step"),
+    (
+        {
+            "steps": [
+                {"weight": 5, "tasks": ["qa"], "coverage": [{"name": "c", "tasks": ["sql"]}]},
+                {"weight": 9},
+            ]
+        },
+        "InvalidSpec",
+        "steps[0].coverage[0].tasks",
+    ),
+    ({"guards": [{"metric": "TTFT", "percentiles": []}]}, "InvalidSpec", "guards[0].percentiles"),
+    ({"guards": [{"metric": "Total", "ceiling": {"value": "0"}}]}, "InvalidSpec", "guards[0].ceiling.value"),
+    (
+        {"guards": [{"metric": "ErrorRate", "ceiling": {"value": "100"}}]},
+        "InvalidSpec",
+        "guards[0].ceiling.value",
+    ),
+    (
+        {"shadow": {}, "guards": [{"metric": "DisagreementRate", "ceiling": {"value": "5"}}]},
+        "InvalidSpec",
+        "guards[0].ceiling",
+    ),
+    (
+        {"shadow": {}, "guards": [{"metric": "DisagreementRate", "mode": "Hard"}]},
+        "InvalidSpec",
+        "guards[0].mode",
+    ),
+    (
+        {"gains": [{"metric": "DisagreementRate", "minDecreasePercent": 5}]},
+        "InvalidSpec",
+        "gains[0].metric",
+    ),
 ]
 
 

@@ -8,7 +8,6 @@ in force.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from unittest.mock import patch
@@ -221,18 +220,18 @@ class FakeWorld:
             due += stables
             while due >= 1.0:
                 due -= 1.0
-                seen.append(replace(self._request(ArmName.STABLE), **whose))
+                seen.append(self._request(ArmName.STABLE)._replace(**whose))
             if candidates:
-                seen.append(replace(self._request(ArmName.CANDIDATE), **{**whose, **change}))
+                seen.append(self._request(ArmName.CANDIDATE)._replace(**{**whose, **change}))
         self.gate = fold(self.gate or align(None, self.rule, self.status, self.now), seen)
         return self
 
     def late(self, num: int, attempt: str) -> None:
         """Failures and violations of a candidate of another attempt, told only now."""
         bad: dict[str, Any] = {"failed": True, "hard_violations": ("json",)}
-        seen = replace(self._request(ArmName.CANDIDATE), attempt=attempt, **bad)
+        seen = self._request(ArmName.CANDIDATE)._replace(attempt=attempt, **bad)
         gate = self.gate or align(None, self.rule, self.status, self.now)
-        self.gate = fold(gate, [replace(seen, request_id=f"late{i}") for i in range(num)])
+        self.gate = fold(gate, [seen._replace(request_id=f"late{i}") for i in range(num)])
 
     def says(self, reason: str, task: str = "", tenant: str = "", slice_only: bool = True) -> FakeWorld:
         """A verdict for the next decision."""

@@ -13,8 +13,10 @@ from sluice_operator.api import InferenceBackend
 from sluice_operator.api.backend import InferenceBackendStatus
 from sluice_operator.plan import backend as plan
 from sluice_operator.plan import names, quantity
+from sluice_operator.plan.pod import Defaults
+from sluice_operator.plan.validate_backend import backend_problems
 
-DEFAULTS = plan.Defaults(image="runtime:1")
+DEFAULTS = Defaults(image="runtime:1")
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs/contracts/backend.schema.json").read_text())
 
 
@@ -100,7 +102,7 @@ def test_offload_is_off_unless_it_is_asked_for() -> None:
     told = plan.backend_json(backend(engine={"kvOffloadMemory": "2Gi"}))
     jsonschema.validate(told, SCHEMA)
     assert told["engine"]["kvOffloadBytes"] == 2 * 2**30
-    (problem,) = plan.problems(backend(engine={"kvOffloadMemory": "0"}))
+    (problem,) = backend_problems(backend(engine={"kvOffloadMemory": "0"}))
     assert (problem.field, problem.message) == ("spec.engine.kvOffloadMemory", "must be more than zero")
 
 
@@ -165,19 +167,19 @@ def test_two_models_from_the_hub_share_one_cache_and_one_token() -> None:
     assert env["HF_TOKEN_PATH"] == "/etc/sluice/huggingface/token"
     mounts = {m["name"]: m["mountPath"] for m in only["containers"][0]["volumeMounts"]}
     assert (mounts["model"], mounts["draft"]) == ("/models/model", "/cache/huggingface")
-    (problem,) = plan.problems(speculating(hub("o/draft", "other"), model=hub("o/model", "hf")))
+    (problem,) = backend_problems(speculating(hub("o/draft", "other"), model=hub("o/model", "hf")))
     assert problem.field == "spec.engine.speculation.draft.huggingFace.tokenSecret"
 
 
 def test_a_draft_has_one_source_and_comes_with_its_method() -> None:
-    assert plan.problems(speculating(None)) == ()
+    assert backend_problems(speculating(None)) == ()
     jsonschema.validate(plan.backend_json(speculating(None)), SCHEMA)
     assert "speculation" not in plan.backend_json(backend())["engine"]
-    (problem,) = plan.problems(speculating({}))
+    (problem,) = backend_problems(speculating({}))
     assert problem.field == "spec.engine.speculation.draft"
-    (problem,) = plan.problems(backend(engine={"speculation": {"method": "Draft"}}))
+    (problem,) = backend_problems(backend(engine={"speculation": {"method": "Draft"}}))
     assert problem.field == "spec.engine.speculation.draft"
-    (problem,) = plan.problems(speculating({"hostPath": {"path": "/a/../b"}}))
+    (problem,) = backend_problems(speculating({"hostPath": {"path": "/a/../b"}}))
     assert problem.field == "spec.engine.speculation.draft.hostPath.path"
 
 
@@ -285,7 +287,7 @@ def test_python_options_replace_the_entry_point() -> None:
     ],
 )
 def test_what_one_object_gets_wrong_names_the_field(spec: dict[str, Any], field: str) -> None:
-    assert field in [p.field for p in plan.problems(backend(**spec))]
+    assert field in [p.field for p in backend_problems(backend(**spec))]
 
 
 def test_names_fit_whatever_the_length() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -71,6 +72,35 @@ def test_why_not(seen: Seen, reason: str) -> None:
     assert ready is not None
     assert (ready.status, ready.reason) == ("False", reason)
     assert ready.message
+
+
+def test_pods_of_another_version_serve_and_are_told() -> None:
+    old = replace(pod(), stream=StreamView(True, DIGEST, unreadable="0123456789abcdef"))
+    told = status(backend(), Seen((old,), num_endpoints=1, acked=True), NOW)
+    assert find(told.conditions, "Ready").status == "True"  # type: ignore[union-attr]
+    assert find(told.conditions, "Stalled").status == "False", "nothing of it moves traffic"  # type: ignore[union-attr]
+    other = find(told.conditions, "EvidenceUnreadable")
+    assert other is not None
+    assert "1 pod(s), p1 among them (schema 0123456789abcdef)" in other.message
+    assert "create an InferenceBackend" in other.message
+
+
+def test_a_pod_whose_hello_is_of_another_version_is_why_nobody_answers() -> None:
+    old = replace(pod(), stream=StreamView(unreadable="0123456789abcdef"))
+    told = status(backend(), Seen((old,)), NOW)
+    for kind, truth in (("Ready", "False"), ("Stalled", "True")):
+        found = find(told.conditions, kind)
+        assert found is not None
+        assert (found.status, found.reason) == (truth, "EvidenceUnreadable")
+
+
+@pytest.mark.parametrize("field", ["refused", "beside"])
+def test_what_a_pod_does_not_take_is_told_with_its_field(field: str) -> None:
+    wrong = replace(pod(), stream=StreamView(True, DIGEST, **{field: "limits.tenants: unknown"}))  # type: ignore[arg-type]
+    told = status(backend(), Seen((wrong,), num_endpoints=1, acked=True), NOW)
+    found = find(told.conditions, "ConfigurationRefused")
+    assert found is not None
+    assert "pod p1 does not take what this operator sends it: limits.tenants: unknown" in found.message
 
 
 def test_a_pod_that_loaded_something_else_is_no_endpoint_and_is_told() -> None:

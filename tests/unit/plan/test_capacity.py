@@ -6,7 +6,14 @@ import pytest
 
 from sluice_operator.api.rollout import Step
 from sluice_operator.api.rulestatus import ArmStatus, Phase
-from sluice_operator.plan.capacity import candidate_rate, in_flight, replicas_for, shortage
+from sluice_operator.plan.capacity import (
+    candidate_rate,
+    in_flight,
+    overload,
+    replicas_for,
+    rollback_cost,
+    shortage,
+)
 from sluice_operator.plan.scope import Eligibility
 from sluice_operator.plan.situation import Arms, World
 from unit.plan.rollout_world import SHADOW, WATCH, FakeWorld, rollout, steps
@@ -134,3 +141,54 @@ def test_a_step_under_way_keeps_its_traffic_when_a_replica_goes() -> None:
     fake.room["ready_replicas"] = 3
     fake.complete_stage()
     assert (fake.weight, fake.status.held) == (10, "WaitingForReplicas")
+
+
+def back(percent: int = 50, cached: float = 0.0, candidate: str = "new", **room: object) -> str:
+    seen = World(
+        Arms(ArmStatus(backend="old"), ArmStatus(backend=candidate)), True, True, True,
+        **{"request_rate": 20.0, "stable_replicas": 2, **room},  # type: ignore[arg-type]
+    )  # fmt: skip
+    return rollback_cost(seen, percent, Eligibility(), cached)
+
+
+def test_what_a_rollback_costs() -> None:
+    """20/s at 50 % are 10/s more; two replicas take 2 × 12/s, or 2 × 8/s, and then three are needed."""
+    assert back(stable_safe_rate=12.0) == "old gets 10 requests/s more, 20 in all, of 24 that it safely takes"
+    told = back(stable_safe_rate=8.0, cached=0.624)
+    assert "20 requests/s in all, and its 2 ready replica(s) safely take 16/s: scale it to 3" in told
+    assert told.endswith(
+        "62 % of the candidate's prompt tokens come from its cache, which is cold at the target"
+    )
+    assert (
+        back()
+        == "old gets 10 requests/s more, and what it safely takes was not measured (2 ready replica(s))"
+    )
+
+
+def test_what_costs_nothing_or_is_not_known_is_not_told() -> None:
+    assert back(percent=0, cached=0.5) == ""
+    assert back(candidate="old", cached=0.5) == "", "the same pods, and the same caches"
+    assert back(request_rate=0.0) == ""
+
+
+def test_a_rollback_says_whom_it_overloads() -> None:
+    room = {"request_rate": 20.0, "stable_safe_rate": 8.0, "stable_replicas": 2}
+    assert overload(world(**room)).startswith("old gets 20 requests/s in all")
+    assert overload(world(**{**room, "stable_replicas": 3})) == ""
+    running = FakeWorld(rollout(watch=WATCH))
+    running.room = room
+    running.settle()
+    assert running.status.rollback_cost.startswith("old gets 20 requests/s in all")
+    running.roll_back()
+    assert running.status.history[-1].message.endswith("scale it to 3")
+    assert running.status.rollback_cost == ""
+
+
+def test_a_figure_alone_is_no_reason_to_write() -> None:
+    running = FakeWorld()
+    running.room = {"request_rate": 20.0, "stable_replicas": 2}
+    running.settle()
+    before = running.status.rollback_cost
+    running.room = {"request_rate": 21.0, "stable_replicas": 2}
+    assert not running.tick().material
+    assert running.status.rollback_cost not in ("", before)

@@ -9,6 +9,7 @@ import pytest
 from sluice_operator.api.common import Condition, Metadata
 from sluice_operator.api.routepolicy import RoutePolicy, RoutePolicySpec
 from sluice_operator.api.rulestatus import ArmStatus, ExclusionStatus, Phase, RuleStatus, Transition
+from sluice_operator.plan.conditions import Problem
 from sluice_operator.plan.policy_status import PolicySeen, status
 from unit.plan.rollout_world import rule
 
@@ -87,3 +88,15 @@ def test_rolled_back_tells_the_evidence() -> None:
     told = found["RolledBack"]
     assert (told.reason, told.message) == ("EvaluationFailed", "rule all: qa/leak")
     assert "PartlyRolledBack" not in found
+
+
+def test_what_is_in_force_of_a_spec_that_is_not_accepted_is_told() -> None:
+    policy = RoutePolicy(
+        metadata=Metadata(name="p", namespace="shop", generation=3),
+        spec=RoutePolicySpec(model="m", rules=[rule(None)]),
+    )
+    wrong = (Problem("SuiteNotFound", "EvalSuite 'qa' does not exist", "spec.rules[0]"),)
+    seen = PolicySeen(accepted=2, problems=wrong, withdrawn=("abort of rule all",))
+    (ready,) = [one for one in status(policy, seen, "2026-01-01T00:00:00Z").conditions if one.type == "Ready"]
+    assert (ready.status, ready.reason) == ("False", "NotAccepted")
+    assert ready.message.endswith("generation 2 serves, with abort of rule all")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sluice_operator.api.guards import Coverage, Gain, GuardMode, Metric, Query
-from sluice_operator.api.rollout import Approval, Consent, Step
+from sluice_operator.api.rollout import Approval, Consent, Exclusion, Step
 from sluice_operator.api.rulestatus import CoverageStatus, GainStatus, Phase, QueryStatus
 from sluice_operator.plan import situation
 from sluice_operator.plan.stages import text
@@ -93,6 +93,46 @@ def checkpointed(world: FakeWorld, **found: Any) -> None:
     world.patches = {"checkpoint": lambda gate, status: plain(gate, status).model_copy(update=found)}
 
 
+def test_a_price_that_only_the_candidate_has_holds_nothing_up() -> None:
+    """What is only watched can't be waited for: the old backend will never name its price."""
+    world = FakeWorld().settle()
+    world.serve(80, seconds=61.0, cost=0.01)
+    assert world.tick().status.weight == 50
+
+
+def test_what_can_not_be_compared_is_named() -> None:
+    """Stable's answers are too short to have a jitter: that is no pass, and people are told."""
+    world = FakeWorld().settle()
+    world.serve(80, seconds=61.0, jitter_s=0.01)
+    world.tick()
+    assert (world.weight, world.status.held) == (10, "NoEvidence")
+    assert "nothing of stable's InterTokenJitter is known" in world.status.held_message
+    world.serve(80, seconds=61.0)
+    assert world.tick().status.weight == 50
+
+
+def test_too_little_traffic_to_compare_with_is_told() -> None:
+    """A request a minute: quantiles of stable are never known."""
+    world = FakeWorld(rollout(steps=steps(50))).settle()
+    for _ in range(4):
+        world.serve(50, seconds=3000.0)
+        world.tick()
+    assert (world.weight, world.status.held) == (50, "NoEvidence")
+    assert "20 of its requests within 10 minutes are needed" in world.status.held_message
+
+
+def test_a_step_whose_tenants_a_person_excludes_says_so() -> None:
+    first, second = steps(10, 50)
+    world = FakeWorld(
+        rollout(steps=[first.model_copy(update={"tenants": ["a"]}), second], exclude=[Exclusion(tenant="a")])
+    ).settle()
+    world.serve(80, seconds=61.0, tenant="a")
+    world.tick()
+    assert world.status.held == "NoEvidence"
+    assert "nobody is left" in world.status.held_message
+    assert "tenant a excluded" in world.status.held_message
+
+
 def test_no_step_completes_before_the_gain_is_shown() -> None:
     gain = Gain(metric=Metric.TTFT, min_decrease_percent=10)
     world = FakeWorld(rollout(gains=[gain])).settle()
@@ -106,6 +146,27 @@ def test_no_step_completes_before_the_gain_is_shown() -> None:
     assert [gain.shown for gain in world.status.gains] == [True], "it need not be shown again"
 
 
+def test_a_gain_is_asked_of_the_first_step_that_can_show_it() -> None:
+    """Low-risk tasks first: their step would wait for ever for a gain at another task."""
+    gain = Gain(metric=Metric.TTFT, min_decrease_percent=10, tasks=["sql"])
+    first, *rest = steps(10, 20, 50)
+    world = FakeWorld(rollout(gains=[gain], steps=[first.model_copy(update={"tasks": ["qa"]}), *rest]))
+    world.settle()
+    world.serve(80, seconds=61.0, task="qa")
+    assert world.tick().status.weight == 20
+    world.serve(80, seconds=61.0, task="sql")
+    assert (world.tick().status.weight, world.status.held) == (20, "NoGain")
+
+
+def test_a_gain_that_can_not_be_shown_any_more_says_why() -> None:
+    gain = Gain(metric=Metric.TTFT, min_decrease_percent=10, tasks=["sql"])
+    world = FakeWorld(rollout(gains=[gain])).settle()
+    world.says("GuardFired", "sql").tick()
+    world.complete_stage()
+    assert world.status.held == "NoGain"
+    assert "excluded: task sql" in world.status.held_message
+
+
 def test_no_step_completes_without_the_traffic_that_it_must_have_seen() -> None:
     peak = Coverage(name="peak", min_samples=5)
     covering = [one.model_copy(update={"coverage": [peak]}) for one in steps(10, 50)]
@@ -115,6 +176,24 @@ def test_no_step_completes_without_the_traffic_that_it_must_have_seen() -> None:
     assert (world.weight, world.status.held) == (10, "CoverageMissing")
     assert "peak (5 requests)" in world.status.held_message
     checkpointed(world, coverage=[CoverageStatus(name="peak", num_samples=5)])
+    assert world.tick().status.weight == 50
+
+
+def test_coverage_that_is_edited_counts_from_then_on() -> None:
+    """Else it would be waited for until evidence restarts, and another kind would be taken for it."""
+    kinds = [Coverage(name="sql", min_samples=5, tasks=["sql"]), Coverage(name="any", min_samples=5)]
+    first, second = steps(10, 50)
+    world = FakeWorld(rollout(steps=[first.model_copy(update={"coverage": kinds[1:]}), second])).settle()
+    world.serve(40, seconds=30.0, task="qa")
+    world.tick()
+    world.edit(steps=[first.model_copy(update={"coverage": kinds}), second])
+    world.tick()
+    world.serve(40, seconds=40.0, task="qa")
+    world.tick()
+    seen = {one.name: one.num_samples for one in world.status.coverage}
+    assert (world.weight, world.status.held, seen["sql"]) == (10, "CoverageMissing", 0)
+    assert seen["any"] > 40, "what stays as it was goes on"
+    world.serve(6, seconds=6.0, task="sql")
     assert world.tick().status.weight == 50
 
 

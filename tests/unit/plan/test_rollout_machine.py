@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -9,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sluice_operator.api.rollout import Approval, CandidateArm, Consent, Exclusion, Watch
 from sluice_operator.api.routepolicy import Match, Target
 from sluice_operator.api.rulestatus import Phase, RuleStatus, Transition
+from sluice_operator.gates.gate import CLOCK_SLACK_S
 from sluice_operator.plan.scope import eligibility
 from sluice_operator.plan.situation import ARMED
 from unit.plan.rollout_world import SHADOW, SUITES, TTFT_ONLY, FakeWorld, rates, rollout, run, steps
@@ -101,6 +104,16 @@ class RolloutMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0, 1, 61, 4000]))
     def time_passes(self, seconds: int) -> None:
         self.tick(seconds)
+
+    @rule(seconds=st.sampled_from([1, 60, 7200]))
+    def clock_is_set_back(self, seconds: int) -> None:
+        self.tick(-seconds)
+        self.tick()
+        status = self.world.status
+        judged = status.phase in ARMED and bool(status.weight or status.shadow_percent)
+        if judged and self.rolling and self.world.evidence_live and self.world.candidate_ready:
+            behind = datetime.fromisoformat(status.evidence_since) - self.world.now
+            assert behind <= timedelta(seconds=CLOCK_SLACK_S), "requests of now count"
 
     @rule(num=st.integers(1, 60), seconds=st.sampled_from([5.0, 70.0]), who=st.sampled_from(EVERYBODY))
     def good_traffic(self, num: int, seconds: float, who: tuple[str, str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from pydantic import ValidationError
 
@@ -151,6 +153,20 @@ def test_a_refused_attempt_does_not_come_back_after_another_was_tried() -> None:
     world.edit_rule(rollout=None)
     world.settle()
     world.edit_rule(rollout=rollout())
+    world.settle()
+    assert (world.status.phase, world.weight) == (Phase.ROLLED_BACK, 0)
+
+
+def test_a_refused_attempt_is_remembered_over_many_others() -> None:
+    """Git is set back to a state of months ago."""
+    world = FakeWorld()
+    for number in range(1, 60):
+        world.edit(attempt=number)
+        world.settle()
+        world.edit(abort=True)
+        world.tick()
+        world.edit(abort=False)
+    world.edit(attempt=1)
     world.settle()
     assert (world.status.phase, world.weight) == (Phase.ROLLED_BACK, 0)
 
@@ -363,6 +379,41 @@ def test_a_paused_candidate_that_cannot_be_heard_leaves_too() -> None:
     world.evidence_live, world.unheard_s = False, 16.0
     world.settle()
     assert world.weight == 0
+
+
+@pytest.mark.parametrize("restart", [False, True], ids=["running", "another operator"])
+def test_a_clock_that_was_set_back_blinds_no_guard(restart: bool) -> None:
+    """By the new clock all requests begin before the evidence did, for an hour."""
+    world = FakeWorld().settle()
+    world.serve(30, seconds=30.0)
+    world.tick()
+    world.now -= timedelta(hours=1)
+    if restart:
+        world.restart()
+    world.tick()
+    assert [line.reason for line in world.status.history][-1] == "ClockSetBack"
+    assert (world.weight, world.status.num_restarts) == (10, 1)
+    world.tick()
+    assert world.status.num_restarts == 1, "it was said once"
+    world.serve(40, seconds=20.0, failed=True)
+    world.tick()
+    assert world.status.phase is Phase.ROLLED_BACK
+
+
+def test_a_clock_that_was_set_back_stops_no_rollout() -> None:
+    world = FakeWorld().settle()
+    world.now -= timedelta(hours=1)
+    world.tick()
+    world.complete_stage()
+    assert (world.status.phase, world.weight) == (Phase.STEP, 50)
+
+
+def test_clocks_of_two_operators_that_differ_a_little_restart_nothing() -> None:
+    world = FakeWorld().settle()
+    world.now -= timedelta(seconds=1.5)
+    world.restart()
+    world.tick()
+    assert world.status.num_restarts == 0
 
 
 def test_a_promoted_arm_needs_no_evidence_to_go_on() -> None:

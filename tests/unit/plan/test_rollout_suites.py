@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sluice_operator.api.guards import Evaluation
-from sluice_operator.api.rollout import RollbackScope
+from sluice_operator.api.rollout import Exclusion, RollbackScope
 from sluice_operator.api.rulestatus import Phase
 from sluice_operator.plan.stages import text
 from unit.plan.rollout_world import SHADOW, SUITES, WATCH, FakeWorld, rates, rollout, run, steps
@@ -203,6 +203,28 @@ def test_a_step_that_asks_for_the_suites_waits_for_its_own_run() -> None:
     assert world.tick().evaluate == ""
     world.evaluation = run("Step/1")
     assert world.tick().status.weight == 50
+
+
+def test_a_suite_of_excluded_tasks_alone_holds_nothing_up() -> None:
+    """It says nothing of what is left, and never has; without it the rollout would wait for ever."""
+    world = step_with_suites()
+    world.says("GuardFired", "qa").tick()
+    world.complete_stage()
+    assert world.tick().evaluate == "Step/1"
+    world.evaluation = run("Step/1", candidate=[], stable=[], without=["qa"])
+    assert world.tick().status.weight == 50
+    assert "qa" in world.status.history[-1].message
+
+
+def test_a_task_that_is_let_in_again_is_asked_about() -> None:
+    world = step_with_suites()
+    world.edit(exclude=[Exclusion(task="sql")])
+    world.settle()
+    world.evaluation = run("Step/1", without=["sql"])
+    world.edit(exclude=[])
+    world.settle().complete_stage()
+    assert (world.weight, world.status.held) == (10, "EvaluationRunning")
+    assert world.tick().evaluate == "Step/1"
 
 
 def test_guards_are_armed_while_a_step_waits_for_its_suites() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sluice_operator.api.rollout import Watch
-from sluice_operator.api.routepolicy import Target
+from sluice_operator.api.routepolicy import Fallback, Target
 from sluice_operator.api.rulestatus import Phase
 from unit.plan.rollout_world import WATCH, FakeWorld, rollout, steps
 
@@ -63,6 +63,37 @@ def test_nobody_is_held_back_on_an_old_arm_that_is_gone() -> None:
     assert (world.status.phase, world.weight, world.status.held) == (Phase.WATCHING, 100, "StableNotReady")
     world.serve(30, seconds=3601.0)
     assert world.settle().status.phase is Phase.PROMOTED, "a missing old backend is a warning"
+
+
+@pytest.mark.parametrize("reason", ["GuardFired", "QueryFired"])
+def test_nobody_is_sent_back_to_an_arm_that_was_scaled_away(reason: str) -> None:
+    """A slow answer is better than none; it goes back as soon as somebody is there."""
+    world = watching()
+    world.stable_ready = False
+    world.settle()
+    world.says(reason, slice_only=False).tick()
+    assert (world.status.phase, world.weight, world.status.held) == (Phase.WATCHING, 100, "StableNotReady")
+    assert "to be rolled back (the evidence)" in world.status.held_message
+    world.stable_ready = True
+    world.says(reason, slice_only=False).tick()
+    assert (world.status.phase, world.weight) == (Phase.ROLLED_BACK, 0)
+
+
+def test_what_is_never_tolerated_goes_back_all_the_same() -> None:
+    world = watching()
+    world.stable_ready = False
+    world.settle()
+    world.says("HardGateBroken", slice_only=False).tick()
+    assert (world.status.phase, world.weight) == (Phase.ROLLED_BACK, 0)
+
+
+def test_with_a_fallback_there_is_somebody() -> None:
+    world = watching()
+    world.edit_rule(fallbacks=[Fallback(backend="spare")])
+    world.stable_ready = False
+    world.settle()
+    world.says("GuardFired", slice_only=False).tick()
+    assert (world.status.phase, world.weight) == (Phase.ROLLED_BACK, 0)
 
 
 def test_silence_does_not_end_a_watch() -> None:

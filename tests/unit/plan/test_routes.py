@@ -137,6 +137,17 @@ def test_routes_move_only_when_all_pods_hold_or_patience_ends() -> None:
     )
 
 
+def test_a_pod_that_takes_nothing_is_what_an_arm_waits_for() -> None:
+    mute = pod("a2")
+    mute = replace(mute, stream=replace(mute.stream, refused="access: unknown"))
+    made = plan(inputs(policy(), a=[mute]))
+    assert made.waiting[STABLE] == "pod a2 refused the configuration: access: unknown"
+    held = replace(mute, stream=replace(mute.stream, versions=frozenset(made.configs["ns/a"])))
+    assert STABLE not in plan(inputs(policy(), a=[held])).waiting
+    both = plan(inputs(policy(), a=[held, pod("a3")]))
+    assert both.waiting[STABLE] == "1 of 2 pods of ns/a hold the configuration"
+
+
 def test_an_arm_is_left_only_for_one_that_is_there() -> None:
     given, before = settled(inputs(policy(), a=[pod("a1")]))
     moved = replace(

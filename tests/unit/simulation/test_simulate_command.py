@@ -67,6 +67,12 @@ def test_the_table_has_figures_plot_and_advice(tmp_path: Path) -> None:
         (["--from", "soon"], "--from 'soon' is no time"),
         (["-o", "yaml"], "--output is table or json"),
         (["--rule", "other"], "no rollout in other"),
+        (["--from", "nan"], "--from 'nan' is no time"),
+        (["--from", "-5s"], "--from '-5s' is no time"),
+        (["--latency", "ttft=nan"], "--latency: 'ttft=nan' is no number"),
+        (["--latency", "ttft=0.3,sigma=50"], "sigma is at most 5, not 50"),
+        (["--tasks", "chat=nan"], "--tasks: 'chat=nan' is no number"),
+        (["--tasks", "chat=inf"], "--tasks: 'chat=inf' is no number"),
     ],
 )
 def test_errors_are_one_line_with_the_next_step(tmp_path: Path, words: list[str], told: str) -> None:
@@ -74,6 +80,63 @@ def test_errors_are_one_line_with_the_next_step(tmp_path: Path, words: list[str]
     assert done.exit_code == 1
     assert told in " ".join(done.stderr.split())
     assert done.stderr.startswith("error:")
+
+
+@pytest.mark.parametrize("words", [["--rate", "0"], ["--rate", "inf"], ["--seed", "-1"]])
+def test_numbers_that_no_traffic_has_are_refused(tmp_path: Path, words: list[str]) -> None:
+    done = called("-f", str(policy(tmp_path)), *words)
+    assert done.exit_code == 2
+    assert words[0] in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("rollout", "field"),
+    [
+        ({"alpha": "0.9"}, "alpha"),
+        ({"candidate": {"backend": "old"}}, "candidate"),
+        ({"steps": [{"weight": 20}, {"weight": 5}]}, "steps[1].weight"),
+        ({"guards": [{"metric": "TTFT", "percentiles": []}]}, "guards[0].percentiles"),
+    ],
+)
+def test_what_the_operator_would_refuse_is_not_simulated(
+    tmp_path: Path, rollout: dict[str, Any], field: str
+) -> None:
+    done = called("-f", str(policy(tmp_path, **rollout)))
+    assert done.exit_code == 1
+    assert f"would be refused: spec.rules[0].rollout.{field}" in done.stderr
+
+
+def test_what_the_policy_names_need_not_be_here(tmp_path: Path) -> None:
+    """Suites, tenants, tasks and a Prometheus are the cluster's."""
+    steps = [{"weight": 5, "tenants": ["shop"], "minSeconds": 5}, {"weight": 20, "minSeconds": 5}]
+    named = {
+        "steps": steps,
+        "evaluation": {"suites": ["six"]},
+        "queries": [{"name": "q", "query": "vector(1)", "max": "2"}],
+        "exclude": [{"task": "code"}],
+    }
+    done = called("-f", str(policy(tmp_path, **named)), "--tenants", "shop=1", "-o", "json")
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize("option", ["-f", "--trace", "--record"])
+def test_a_file_that_is_something_else_is_named(tmp_path: Path, option: str) -> None:
+    file = tmp_path / "other"
+    for content in (b"\xf3\x00", b"a: [", b"- 1"):
+        file.write_bytes(content)
+        words = [] if option == "-f" else ["-f", str(policy(tmp_path))]
+        done = called(*words, option, str(file))
+        assert done.exit_code == 1, content
+        assert option == "--trace" or str(file) in done.stderr
+        assert done.stderr.startswith("error:")
+
+
+def test_a_plot_that_can_not_be_written_takes_no_figures_along(tmp_path: Path) -> None:
+    done = called("-f", str(policy(tmp_path)), "--svg", str(tmp_path / "none" / "plot.svg"))
+    assert done.exit_code == 1
+    assert "stopped though sound" in done.stdout
+    assert "--svg" in done.stderr
+    assert "No such file or directory" in done.stderr
 
 
 def test_a_policy_that_takes_days_is_refused(tmp_path: Path) -> None:
