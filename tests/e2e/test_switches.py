@@ -26,7 +26,7 @@ def test_features_are_switched_off_for_a_tenant(sluice: Installation, made: Make
     everything = {"dataClasses": ["Public", "Internal", "Confidential", "Restricted"]}
     engine = {"maxModelLen": 256, "kvCacheMemory": "16Mi", "speculation": {"method": "Suffix"}}
     made(real("switched", f"{models_dir()}/smol", fitness=everything, engine=engine))
-    kube.wait_condition("InferenceBackend", "switched", "Ready", seconds=180)
+    kube.wait_condition("InferenceBackend", "switched", "Ready")
     policy = standin.policy("switched", "switched", "switched")
     made(policy)
     kube.wait_condition("RoutePolicy", "switched", "Ready")

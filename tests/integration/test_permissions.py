@@ -12,7 +12,16 @@ import pytest
 import yaml
 
 from apiserver.server import BINARIES
-from integration.world import ROOT, SYSTEM, World, backend_manifest, policy_manifest, rollout, until
+from integration.world import (
+    PATIENCE_S,
+    ROOT,
+    SYSTEM,
+    World,
+    backend_manifest,
+    policy_manifest,
+    rollout,
+    until,
+)
 from sluice_operator.kube.client import BACKEND, EVENT, POLICY
 from sluice_operator.xds.local import LocalEnvoy
 
@@ -96,7 +105,7 @@ async def test_a_backend_can_be_deleted_after_the_operator_was_uninstalled(
     await bare.kill_operator(signal.SIGTERM)
     permit(bare, everywhere=everywhere, part="uninstall")
     last = await bare.start_operator(wait=False, let_go="")
-    assert await asyncio.wait_for(last.wait(), 20) == 0, bare.log()
+    assert await asyncio.wait_for(last.wait(), PATIENCE_S) == 0, bare.log()
     assert not await held()
     await bare.kube.delete(BACKEND, bare.namespace, "left")
     await until("deleted", lambda: bare.gone(BACKEND, "left"))

@@ -44,7 +44,7 @@ async def test_a_metric_of_the_users_own_takes_a_candidate_back(bare: World) -> 
                     "b", 50, seconds=600, queries=[BURN], guards=[{"metric": "ErrorRate", "mode": "Watch"}]
                 )
                 await bare.apply(policy_manifest("m", "a", rollout=spec))
-                rule = await in_phase(bare, "m", "RolledBack", seconds=60)
+                rule = await in_phase(bare, "m", "RolledBack")
             assert rule["history"][-1]["reason"] == "QueryFired"
             assert "errors-seen" in rule["history"][-1]["message"]
             assert rule["weight"] == 0

@@ -12,7 +12,16 @@ import grpc
 import pytest
 from envoy.service.discovery.v3 import ads_pb2_grpc, discovery_pb2
 
-from integration.world import Load, World, backend_manifest, condition, policy_manifest, rollout, until
+from integration.world import (
+    PATIENCE_S,
+    Load,
+    World,
+    backend_manifest,
+    condition,
+    policy_manifest,
+    rollout,
+    until,
+)
 from sluice_operator.kube.client import BACKEND, CONTROLLER_REVISION, EVENT, POLICY
 from sluice_operator.xds.local import LocalEnvoy
 from sluice_operator.xds.messages import CDS
@@ -21,7 +30,7 @@ pytestmark = pytest.mark.apiserver
 PARIS = {"checks": [{"name": "capital", "mustMatch": "Paris"}]}
 
 
-async def in_phase(world: World, policy: str, *phases: str, seconds: float = 40) -> dict:  # type: ignore[type-arg]
+async def in_phase(world: World, policy: str, *phases: str, seconds: float = PATIENCE_S) -> dict:  # type: ignore[type-arg]
     async def probe() -> dict | None:  # type: ignore[type-arg]
         rule = await world.rule(policy)
         return rule if rule.get("phase") in phases else None
@@ -66,13 +75,11 @@ async def test_a_broken_contract_goes_back_at_once_and_stays_back(world: World) 
         await world.apply(spec)
         rule = await in_phase(world, "m", "RolledBack")
         assert rule["weight"] == 0
+        assert rule["history"][-1]["reason"] == "HardGateBroken"
         assert "capital" in rule["history"][-1]["message"]
         obj = await world.get(POLICY, "m")
         assert condition(obj, "RolledBack")["status"] == "True"
         assert condition(obj, "Ready")["status"] == "True"
-        await load.drained()
-        bad = len(load.failures)
-        assert bad <= 3, load.failures
         spec["spec"]["rules"][0]["rollout"]["guards"] = [{"metric": "TTFT", "maxIncreasePercent": 1000}]
         await world.apply(spec)
 
@@ -81,10 +88,45 @@ async def test_a_broken_contract_goes_back_at_once_and_stays_back(world: World) 
             return bool(told["status"]["observedGeneration"] == told["metadata"]["generation"])
 
         await until("the edit is seen", seen)
+        await load.drained()
+        bad, sent = len(load.failures), len(load.statuses)
+        # The first, and what chance sends beside it until the gateway knows: five a second.
+        assert bad <= 10, load.failures
+
+        async def more() -> bool:
+            return len(load.statuses) > sent + 40
+
+        await until("traffic after the edit", more)
         assert (await world.rule("m"))["phase"] == "RolledBack"
         assert len(load.failures) == bad
         events = await world.kube.list_all(EVENT, world.namespace)
         assert any(e["involvedObject"]["kind"] == "RoutePolicy" and "capital" in e["message"] for e in events)
+
+
+async def test_pods_of_another_version_serve_and_no_rollout_goes_on_with_them(world: World) -> None:
+    """As after an upgrade of the chart alone: the backend says so, and so does what the rollout waits for."""
+    pod = await world.serve("a", schema="0123456789abcdef")
+    told = await world.wait_condition(BACKEND, "a", "EvidenceUnreadable")
+    assert pod.name in told["message"]
+    await world.serve("b")
+    await world.apply(policy_manifest("m", "a", rollout=rollout("b", 25)))
+
+    async def held() -> dict | None:  # type: ignore[type-arg]
+        rule = await world.rule("m")
+        return rule if rule.get("held") == "EvidenceUnreadable" else None
+
+    rule = await until("the hold", held)
+    assert rule["weight"] == 0
+    assert "pods of a tell evidence of another version" in rule["heldMessage"]
+    await world.wait_condition(POLICY, "m", "Ready")
+    async with aiohttp.ClientSession() as http:
+        assert (await world.chat(http, "m"))[0] == 200
+
+    async def event() -> bool:
+        events = await world.kube.list_all(EVENT, world.namespace)
+        return any(e["reason"] == "EvidenceUnreadable" for e in events)
+
+    await until("the event", event)
 
 
 async def test_a_bad_edit_leaves_the_last_accepted_in_force_also_over_a_restart(world: World) -> None:
@@ -110,6 +152,34 @@ async def test_a_bad_edit_leaves_the_last_accepted_in_force_also_over_a_restart(
         await world.wait_condition(POLICY, "m", "Ready")
 
 
+async def test_an_abort_is_in_force_whatever_else_is_wrong_with_the_spec(world: World) -> None:
+    """Another rule was broken in the evening; who aborts at night is heard all the same, also by the next
+    operator."""
+    await world.serve("a")
+    await world.serve("b")
+    spec = rollout("b", 25, 50, seconds=300)
+    await world.apply(policy_manifest("m", "a", rollout=spec))
+
+    async def stepped() -> bool:
+        return bool((await world.rule("m")).get("weight") == 25)
+
+    await until("the first step", stepped)
+    broken = policy_manifest("m", "a", rollout={**spec, "abort": True})
+    broken["spec"]["rules"].append({"name": "other", "target": {"backend": "none-such"}})
+    await world.apply(broken)
+
+    assert (await in_phase(world, "m", "Aborted"))["weight"] == 0
+    told = await world.wait_condition(POLICY, "m", "Stalled")
+    assert told["reason"] == "BackendNotFound"
+    ready = condition(await world.get(POLICY, "m"), "Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "NotAccepted")
+    assert "with abort of rule all" in ready["message"]
+    await world.kill_operator()
+    await world.start_operator()
+    await world.wait_condition(BACKEND, "b", "Ready")
+    assert (await in_phase(world, "m", "Aborted"))["weight"] == 0
+
+
 async def test_a_restart_in_the_middle_goes_on_where_it_was(world: World) -> None:
     await world.serve("a")
     await world.serve("b")
@@ -122,7 +192,7 @@ async def test_a_restart_in_the_middle_goes_on_where_it_was(world: World) -> Non
             rule = await world.rule("m")
             return rule if rule.get("numSamples", 0) > 3 else None
 
-        before = await until("samples", sampled, seconds=40)
+        before = await until("samples", sampled)
         await world.kill_operator()
         await world.start_operator()
 
@@ -130,7 +200,7 @@ async def test_a_restart_in_the_middle_goes_on_where_it_was(world: World) -> Non
             rule = await world.rule("m")
             return rule if rule.get("numSamples", 0) > before["numSamples"] else None
 
-        after = await until("it goes on", further, seconds=40)
+        after = await until("it goes on", further)
         assert (after["attempt"], after["step"], after["weight"]) == (before["attempt"], before["step"], 25)
         assert after["history"] == before["history"]
         assert not load.failures, load.failures[:3]
@@ -173,7 +243,7 @@ async def test_every_burst_of_edits_ends_in_the_last(world: World) -> None:
         await world.apply(manifest)
         if number == 0:
             await world.wait_condition(POLICY, "m", "Ready")
-        await until(f"edit {number} in force", lambda n=number: told(f"edit {n}."), seconds=10)  # type: ignore[misc]
+        await until(f"edit {number} in force", lambda n=number: told(f"edit {n}."), seconds=60)  # type: ignore[misc]
 
 
 async def test_a_serving_backend_can_be_deleted_and_the_policy_says_so(world: World) -> None:
@@ -240,7 +310,7 @@ async def test_a_rollback_needs_no_api_server(world: World) -> None:
         sent = len(load.statuses)
 
         async def more() -> bool:
-            return len(load.statuses) > sent + 40
+            return len(load.statuses) > sent + 80
 
         await until("traffic at both arms", more)
         assert not load.failures
@@ -253,7 +323,8 @@ async def test_a_rollback_needs_no_api_server(world: World) -> None:
             await until("the first bad answer", bad)
             sent = len(load.statuses)
             await until("traffic, half of which would be the candidate's", more)
-            assert len(load.failures) <= 4, load.failures
+            # The first, and what chance sends beside it until the gateway knows: ten a second.
+            assert len(load.failures) <= 12, load.failures
         assert (await in_phase(world, "m", "RolledBack"))["weight"] == 0
 
 

@@ -32,9 +32,11 @@ ROOT = Path(__file__).parents[2]
 SYSTEM = "sluice-system"
 T = TypeVar("T")
 Object = dict[str, Any]
+PATIENCE_S = 240.0
+"""What takes a second here may take many on a busy machine; who waits for what never comes fails then."""
 
 
-async def until(what: str, probe: Callable[[], Awaitable[T]], *, seconds: float = 60.0) -> T:
+async def until(what: str, probe: Callable[[], Awaitable[T]], *, seconds: float = PATIENCE_S) -> T:
     """The first true answer. Raises with what was last seen."""
     deadline = time.monotonic() + seconds
     while True:
@@ -98,7 +100,7 @@ class World:
             "http-address": f"127.0.0.1:{self.http_port}",
             "feedback-host": "127.0.0.1",
             "feedback-address": f"127.0.0.1:{self.feedback_port}",
-            "start-seconds": 5,
+            "start-seconds": 20,
             "drain-seconds": 3,
             "lease-name": f"operator-{self.namespace}",
             **{name.replace("_", "-"): value for name, value in other.items()},
@@ -120,7 +122,7 @@ class World:
             return await self.probe("readyz", int(flags["http-address"].rpartition(":")[2])) == 200  # type: ignore[union-attr]
 
         if wait:
-            await until("the operator is ready", ready, seconds=30)
+            await until("the operator is ready", ready)
         return self.operator
 
     async def probe(self, path: str, port: int | None = None) -> int:
@@ -136,13 +138,14 @@ class World:
     async def kill_operator(self, number: int = signal.SIGKILL) -> int:
         assert self.operator is not None
         self.operator.send_signal(number)
-        return await asyncio.wait_for(self.operator.wait(), 15)
+        return await asyncio.wait_for(self.operator.wait(), PATIENCE_S)
 
     def log(self) -> str:
         return (self.directory / "operator.log").read_text()
 
-    async def play_pod(self, backend: str, **script: Any) -> PlayedPod:
-        """A ready pod of the backend, as the Deployment's controller and a kubelet would make it."""
+    async def play_pod(self, backend: str, *, schema: str = "", **script: Any) -> PlayedPod:
+        """A ready pod of the backend, as the Deployment's controller and a kubelet would make it. ``schema``:
+        of its evidence, where it is of another version."""
         self.num_pods += 1
         name = f"{backend}-{self.num_pods}"
         config = self.directory / f"{name}.json"
@@ -170,6 +173,7 @@ class World:
             str(self.directory / "gateway-credential"),
             "--script",
             json.dumps(script),
+            *(["--schema", schema] if schema else []),
             stdout=(self.directory / f"{name}.log").open("wb"),
             stderr=asyncio.subprocess.STDOUT,
         )
@@ -211,7 +215,7 @@ class World:
                     return answer.status == 200
             return False
 
-        await until(f"stand-in {name} is up", up, seconds=30)
+        await until(f"stand-in {name} is up", up)
         await self.pod_status(
             name,
             {
@@ -297,7 +301,7 @@ class World:
         return await self.kube.find(kind, self.namespace, name) is None
 
     async def wait_condition(
-        self, kind: Kind, name: str, type_: str, status: str = "True", seconds: float = 60
+        self, kind: Kind, name: str, type_: str, status: str = "True", seconds: float = PATIENCE_S
     ) -> Object:
         async def probe() -> Object | None:
             obj = await self.get(kind, name)

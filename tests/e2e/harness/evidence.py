@@ -33,8 +33,8 @@ class Tap:
         self._url = self._forward.__enter__()
         self._http = httpx.Client(timeout=None, headers={"Authorization": f"Bearer {self._token}"})
         self._thread.start()
-        if not self._connected.wait(20):
-            raise TimeoutError("no hello from the pod's evidence stream within 20 s")
+        if not self._connected.wait(60):
+            raise TimeoutError("no hello from the pod's evidence stream within 60 s")
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -66,7 +66,7 @@ def release(name: str, namespace: str, *flags: str) -> None:
         chosen += ["--set-string", f"images.{part}.tag={tag}"]
     helm(
         *("upgrade", "--install", name, str(ROOT / "charts/sluice"), "--namespace", namespace),
-        *("--create-namespace", "--wait", "--timeout", "3m", *chosen, *flags),
+        *("--create-namespace", "--wait", "--timeout", "10m", *chosen, *flags),
     )
 
 
@@ -118,5 +118,5 @@ def operator_back(kube: Kube) -> float:
         conditions = [c for pod in pods for c in pod.get("status", {}).get("conditions", [])]
         return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
-    until("a ready operator", ready, seconds=90)
+    until("a ready operator", ready)
     return time.monotonic() - began

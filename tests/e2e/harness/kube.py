@@ -19,6 +19,8 @@ from kubernetes.dynamic import DynamicClient
 from kubernetes.dynamic.exceptions import NotFoundError
 
 T = TypeVar("T")
+PATIENCE_S = 300.0
+"""What takes seconds here may take minutes on a busy machine; who waits for what never comes fails then."""
 Object = dict[str, Any]
 KINDS = {
     "InferenceBackend": "sluice.dev/v1alpha1",
@@ -52,7 +54,7 @@ def documents(path: Path, **values: str) -> Iterator[Object]:
     yield from (doc for doc in yaml.safe_load_all(Template(path.read_text()).safe_substitute(values)) if doc)
 
 
-def until(what: str, probe: Callable[[], T | None], *, seconds: float = 60, every: float = 0.1) -> T:
+def until(what: str, probe: Callable[[], T | None], *, seconds: float = PATIENCE_S, every: float = 0.1) -> T:
     """The first true answer of ``probe``. Raises TimeoutError that says what was waited for and what was last
     seen."""
     deadline = time.monotonic() + seconds
@@ -129,7 +131,7 @@ class Kube:
             return
 
     def wait(
-        self, kind: str, name: str, what: str, probe: Callable[[Object], Any], *, seconds: float = 90
+        self, kind: str, name: str, what: str, probe: Callable[[Object], Any], *, seconds: float = PATIENCE_S
     ) -> Object:
         """The object, once ``probe`` holds of it."""
         last: Object = {}
@@ -146,7 +148,7 @@ class Kube:
             raise TimeoutError(f"{late}\nstatus: {seen}") from None
 
     def wait_condition(
-        self, kind: str, name: str, which: str, status: str = "True", *, seconds: float = 90
+        self, kind: str, name: str, which: str, status: str = "True", *, seconds: float = PATIENCE_S
     ) -> Object:
         """The condition, once it has this status for the current generation."""
         obj = self.wait(

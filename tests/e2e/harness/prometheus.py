@@ -78,7 +78,7 @@ class LocalPrometheus:
         return self
 
     async def _until_ready(self, log: Path) -> None:
-        async with asyncio.timeout(30), aiohttp.ClientSession() as session:
+        async with asyncio.timeout(120), aiohttp.ClientSession() as session:
             while True:
                 if self._process is None or self._process.returncode is not None:
                     told = await asyncio.to_thread(log.read_text)

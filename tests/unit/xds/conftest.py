@@ -21,6 +21,9 @@ from sluice_operator.xds.local import LocalEnvoy, free_port
 from sluice_operator.xds.server import AdsServer
 from sluice_operator.xds.state import AccessRecord, Arm, Cluster, Endpoint, GatewayState, Policy, Rule, Tenant
 
+PATIENCE_S = 60.0
+"""What takes milliseconds may take seconds on a busy machine; who waits for what never comes fails then."""
+
 
 class Pod:
     """An HTTP stand-in that remembers what it got; ``answer`` may be replaced."""
@@ -131,13 +134,14 @@ class World:
         return GatewayState(**{**fields, **kwargs})
 
     async def push(self, state: GatewayState, **kwargs: Any) -> None:
-        for pod in self.pods.values():
-            pod.requests.clear()
         start = time.perf_counter()
         await self.server.push(state)
-        result = await self.server.wait_in_force(10, **kwargs)
+        result = await self.server.wait_in_force(PATIENCE_S, **kwargs)
         self.pushes.append(time.perf_counter() - start)
         assert result.ok, (result, self.envoy and self.envoy.log)
+        # Afterwards, so that copies of earlier requests which nobody waited for are gone too.
+        for pod in self.pods.values():
+            pod.requests.clear()
 
     async def chat(
         self,
@@ -180,7 +184,7 @@ class World:
         return [headers for headers, _ in self.pods[name].requests]
 
 
-async def eventually(probe: Callable[[], Any], seconds: float = 10) -> Any:
+async def eventually(probe: Callable[[], Any], seconds: float = PATIENCE_S) -> Any:
     """Poll until the probe (which may be async) gives something true."""
     deadline = time.monotonic() + seconds
     while True:
@@ -201,7 +205,7 @@ async def open_world(*, envoy: bool = True, **server_options: Any) -> AsyncItera
     quarantines: list[tuple[str, str]] = []
     server = AdsServer(
         host="127.0.0.1",
-        port=0,
+        port=free_port(),  # some tests listen there once more
         gateway_address=("127.0.0.1", port),
         on_record=records.append,
         on_quarantine=lambda name, message: quarantines.append((name, message)),

@@ -57,15 +57,16 @@ async def test_all_three_of_a_pair_are_of_the_same_requests(world: Any, eventual
 
     def settled() -> Copies | None:
         found = copies(world)
-        return found if all(c[THEIRS] * 2 == c[OURS] for c in found.values()) else None
+        # "<=": the smaller share is part of the larger one.
+        whole = all(c[THEIRS] * 2 == c[OURS] and c[THEIRS] <= c[PLAIN] for c in found.values())
+        return found if whole else None
 
     found = await eventually(settled)
     assert len(found) == 400
     pairs = {request for request, c in found.items() if c[THEIRS]}
     shadows = {request for request, c in found.items() if c[PLAIN]}
-    assert 80 <= len(pairs) <= 160, "binomial(400, 0.3): 4.4 standard deviations"
+    assert 70 <= len(pairs) <= 170, "binomial(400, 0.3): missed once in twenty million runs"
     assert 190 <= len(shadows) <= 290
-    assert pairs <= shadows, "the smaller share is part of the larger one"
     assert all(c[LIVE] == 1 for c in found.values())
 
 
@@ -73,7 +74,7 @@ async def test_the_share_of_pairs_is_a_push_of_weights(world: Any) -> None:
     await world.push(world.state(SHADOW))
     result = await world.server.push(world.state(replace(SHADOW, shadow_percent=0, pair_percent=0)))
     assert result.changed == {RTDS}
-    assert (await world.server.wait_in_force(5)).ok
+    assert (await world.server.wait_in_force(60)).ok
     for pod in world.pods.values():
         pod.requests.clear()
     await world.many(20)
@@ -106,7 +107,7 @@ async def test_pairs_end_with_the_operator(open_world: Any, eventually: Any) -> 
             await world.many(5)
             return all(c == Counter({LIVE: 1}) for c in copies(world).values())
 
-        await eventually(over, 6)
+        await eventually(over)
 
 
 REVIEW = Review("review-1", Arm("ns/third", "c-stable"), Arm("ns/candidate", "c-stable"), 100)
@@ -140,9 +141,12 @@ async def test_a_review_needs_no_rollout_and_its_share_is_a_push_of_weights(
     rule = Rule("all", Arm("ns/stable", "c-stable"), review=replace(REVIEW, percent=30))
     await world.push(world.state(rule))
     await world.many(200)
-    await eventually(lambda: len(world.seen("third")) == len(world.seen("candidate")))
-    third = {h["x-request-id"] for h in world.seen("third")}
-    assert third == {h["x-request-id"] for h in world.seen("candidate")}
-    assert 30 <= len(third) <= 90
+
+    def same() -> set[str] | None:
+        third, candidate = ({h["x-request-id"] for h in world.seen(pod)} for pod in ("third", "candidate"))
+        return third if third == candidate else None
+
+    third = await eventually(same)
+    assert 25 <= len(third) <= 95, "binomial(200, 0.3): missed once in ten million runs"
     result = await world.server.push(world.state(replace(rule, review=replace(REVIEW, percent=0))))
     assert result.changed == {RTDS}

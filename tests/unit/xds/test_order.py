@@ -37,9 +37,9 @@ async def test_a_refused_policy_holds_up_nothing_else(world: Any) -> None:
     )
     result = await world.server.push(state)
     assert RTDS in result.changed
-    assert (await world.server.wait_in_force(5, weights_only=True)).ok
+    assert (await world.server.wait_in_force(60, weights_only=True)).ok
     assert (await world.chat()).json == {"pod": world.pods["stable"].port}
-    result = await world.server.wait_in_force(10)
+    result = await world.server.wait_in_force(60)
     assert result.ok
     assert list(result.quarantined) == ["policy/ns/poison"]
     assert [name for name, _ in world.quarantines] == ["policy/ns/poison"]
@@ -212,7 +212,7 @@ async def test_an_operator_that_comes_back_finds_traffic_as_it_was(open_world: A
         await world.server.start()
         result = await world.server.push(world.state(CANARY))
         assert result.num_gateways == 0
-        assert (await world.server.wait_in_force(15)).ok
+        assert (await world.server.wait_in_force(60)).ok
         assert (await world.chat()).json == {"pod": world.pods["candidate"].port}
         await world.push(world.state(replace(CANARY, weight=0)))
         assert (await world.chat()).json == {"pod": world.pods["stable"].port}

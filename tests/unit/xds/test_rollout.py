@@ -39,7 +39,7 @@ async def test_weights_are_kept_sticky_and_monotone(world: Any) -> None:
     for weight, low, high in ((10, 15, 70), (50, 150, 250), (90, 330, 390), (100, 400, 400)):
         result = await world.server.push(world.state(replace(CANARY, weight=weight)))
         assert result.changed == {RTDS}
-        assert (await world.server.wait_in_force(5)).ok
+        assert (await world.server.wait_in_force(60)).ok
         now = await arms(world)
         assert low <= len(now) <= high
         assert before <= now
@@ -92,7 +92,7 @@ async def test_mirrors_are_marked_and_counted(world: Any, eventually: Any) -> No
 
     result = await world.server.push(world.state(replace(CANARY, shadow_percent=30)))
     assert result.changed == {RTDS}
-    assert (await world.server.wait_in_force(5)).ok
+    assert (await world.server.wait_in_force(60)).ok
     await arms(world, 200)
     await eventually(lambda: 25 <= len(world.seen("candidate")) <= 95)
 
@@ -114,7 +114,7 @@ async def test_a_gateway_without_operator_returns_to_stable(open_world: Any, eve
         async def back() -> bool:
             return bool((await world.chat()).json == {"pod": world.pods["stable"].port})
 
-        await eventually(back, 6)
+        await eventually(back)
         world.pods["candidate"].requests.clear()
         await arms(world, 20)
         assert not world.seen("candidate")
@@ -132,25 +132,29 @@ async def test_a_watched_candidate_keeps_its_share_without_an_operator(
             async with world.http.get(layer) as response:
                 return "sluice.weight" not in await response.text()
 
-        assert not await expired()
+        async def held() -> bool:
+            return not await expired()
+
+        await eventually(held)
         await world.server.stop()
-        await eventually(expired, 6)
+        await eventually(expired)
         assert (await world.chat()).json == {"pod": world.pods["candidate"].port}
     async with open_world(ttl_seconds=1) as world:
         await world.push(world.state(replace(CANARY, weight=100, alone=100)))
         await world.push(world.state(replace(CANARY, weight=0, alone=0)))
         await world.server.stop()
         layer = f"http://127.0.0.1:{world.envoy.admin_port}/runtime"
-        await eventually(expired, 6)
+        await eventually(expired)
         assert (await world.chat()).json == {"pod": world.pods["stable"].port}
 
 
 async def test_heartbeats_keep_weights_alive(open_world: Any, eventually: Any) -> None:
     import time
 
-    async with open_world(ttl_seconds=1) as world:
+    # Three seconds, so that this process may stand still for two of them without losing its heartbeat.
+    async with open_world(ttl_seconds=3) as world:
         await world.push(world.state(replace(CANARY, weight=100)))
-        end = time.monotonic() + 2.5
+        end = time.monotonic() + 7
 
         async def past() -> bool:
             assert (await world.chat()).json == {"pod": world.pods["candidate"].port}

@@ -121,7 +121,7 @@ async def test_a_rollback_of_the_whole_is_one_push_of_weights_whatever_the_parts
     await world.push(world.state(rule))
     result = await world.server.push(world.state(replace(rule, weight=0)))
     assert result.changed == {RTDS}
-    assert (await world.server.wait_in_force(5)).ok
+    assert (await world.server.wait_in_force(60)).ok
     assert {pod for pod, _, _ in (await ask(world)).values()} == {"stable"}
 
 

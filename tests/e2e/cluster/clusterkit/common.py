@@ -124,7 +124,7 @@ def digest(paths: Iterable[Path], *words: str) -> str:
     return sum_.hexdigest()[:12]
 
 
-def wait_until(what: str, ready: object, seconds: float = 60) -> None:
+def wait_until(what: str, ready: object, seconds: float = 300) -> None:
     """Polls the callable `ready` until it is true."""
     assert callable(ready)
     deadline = time.monotonic() + seconds

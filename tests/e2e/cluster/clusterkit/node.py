@@ -73,7 +73,7 @@ def main() -> None:
     start("containerd")
     drop_containers_of_earlier_runs()
     start("kube-apiserver")
-    poll(api_is_live, 60)
+    poll(api_is_live, 300)
     for name in ("kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy"):
         start(name)
     while True:
@@ -117,7 +117,7 @@ def start(name: str) -> None:
 
 def drop_containers_of_earlier_runs() -> None:
     """containerd remembers the containers of a run that was killed; their pods are gone with etcd's data."""
-    poll(lambda: ctr("version") is not None, 30)
+    poll(lambda: ctr("version") is not None, 120)
     if left := (ctr("containers", "ls", "-q") or "").split():
         say(f"dropping {len(left)} containers of an earlier run")
         ctr("containers", "rm", *left)
@@ -127,7 +127,7 @@ def drop_containers_of_earlier_runs() -> None:
         os.waitpid(pid, 0)
         del running[pid]
         start("containerd")
-        poll(lambda: ctr("version") is not None, 30)
+        poll(lambda: ctr("version") is not None, 120)
     PREPARED.touch()
 
 

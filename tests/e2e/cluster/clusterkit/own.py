@@ -67,7 +67,7 @@ def up() -> None:
             patch = json.dumps({"status": {"capacity": {"nvidia.com/gpu": GPUS}}})
             wait_until("the node's registration", lambda: kubectl_or_none("get", "node", pki.NODE))
             kubectl("patch", "node", pki.NODE, "--subresource=status", "--type=merge", "-p", patch)
-            wait_until("readiness of node and DNS", is_ready, 120)
+            wait_until("readiness of node and DNS", is_ready)
             VERSION_FILE.write_text(key)
         print(f"the cluster is up ({time.monotonic() - started:.0f} s): export KUBECONFIG={KUBECONFIG}")
 
