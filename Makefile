@@ -71,7 +71,7 @@ picture: venv ## the README's picture, from the last demo
 bench-engine: venv models peers ## this engine beside its peers on the real model (about 20 minutes)
 	$(PY) -m benches.engine
 
-bench-quality: venv models ## what each quantised setting costs: perplexity and the example suites (about 8 minutes)
+bench-quality: venv models ## what each quantised setting costs: perplexity and the example suites (about 5 minutes)
 	$(PY) -m benches.quality
 
 bench-gates: venv ## false rollbacks and detection of the guards, and of two peers (about 25 minutes)
