@@ -11,6 +11,7 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, QueryParams
 from starlette.requests import Request
@@ -24,10 +25,12 @@ from sluice_runtime.api.app import HANDLERS
 from sluice_runtime.api.body import ClientLeft, read_body
 from sluice_runtime.api.errors import ApiError, json_response
 from sluice_runtime.api.reply import ABORT
-from sluice_runtime.podconfig import MAX_CONFIGS
+from sluice_runtime.podconfig import MAX_CONFIGS, invalid
 from sluice_runtime.state import Runtime
+from sluice_runtime.withdrawn import NOTHING, Withdrawn
 
 BODY_LIMIT = 8 * 1024 * 1024
+_FIELDS = {"configs", "limits", "access", "withdrawn"}
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -57,6 +60,17 @@ async def json_body(request: Request) -> Any:
         raise errors.bad_request("The request body is not valid JSON.", code="invalid_json") from None
 
 
+def _withdrawn(body: dict[str, Any]) -> Withdrawn:
+    """Nothing where the set does not speak of it."""
+    if "withdrawn" not in body:
+        return NOTHING
+    try:
+        return Withdrawn.model_validate_json(json.dumps(body["withdrawn"]))
+    except ValidationError as e:
+        wrong = invalid(body["withdrawn"], e, "withdrawn")
+        raise errors.bad_request(f"{wrong.message}.", wrong.field) from None
+
+
 class _Admin:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -71,15 +85,17 @@ class _Admin:
         authorize(self._runtime, request.headers)
         body = await json_body(request)
         raws = body.get("configs") if isinstance(body, dict) else None
-        unknown = sorted(body.keys() - {"configs", "limits", "access"}) if isinstance(body, dict) else []
+        unknown = sorted(body.keys() - _FIELDS) if isinstance(body, dict) else []
         if not isinstance(raws, list) or unknown:
             raise errors.bad_request(
-                'The body must be {"configs": [PodConfig, …], "limits": LimitSet, "access": AccessSet};'
-                " limits and access may be absent.",
+                'The body must be {"configs": [PodConfig, …], "limits": LimitSet, "access": AccessSet,'
+                ' "withdrawn": Withdrawn}; all but configs may be absent.',
                 unknown[0][:64] if unknown else "configs",
             )
         if len(raws) > MAX_CONFIGS:
             raise errors.bad_request(f"At most {MAX_CONFIGS} configurations can be held.", "configs")
+        # First of all: what has leaked must not go on while a contract is compiled.
+        self._runtime.withdraw(_withdrawn(body))
         # Configurations last: no request may find its own here, and its tenant's caps or a token not yet.
         runtime = self._runtime
         wrong = [
@@ -95,6 +111,7 @@ class _Admin:
             held=len(versions),
             limits=limits,
             access=access,
+            withdrawn=[len(runtime.withdrawn.attempts), len(runtime.withdrawn.tenants)],
             rejected=[[r.version, r.field] for r in rejected],
         )
         told = {"versions": versions, "limits": limits, "access": access}

@@ -135,11 +135,13 @@ def _route(caller: Caller) -> dict[str, Any]:
 
 @dataclass
 class Running:
-    """A request that has not ended. `started` is in seconds of `time.monotonic`."""
+    """A request that has not ended. `started` is in seconds of `time.monotonic`; `cut` is set where it may
+    not go on."""
 
     caller: Caller
     started: float
     first_token: bool = False
+    cut: asyncio.Event = field(default_factory=asyncio.Event)
 
     def body(self, now: float) -> dict[str, Any]:
         return {**_route(self.caller), "age_s": round(now - self.started, 6), "first_token": self.first_token}

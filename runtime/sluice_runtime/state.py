@@ -26,6 +26,7 @@ from sluice_runtime.metrics import Metrics
 from sluice_runtime.podconfig import ConfigStore, HeldConfig, PodConfig
 from sluice_runtime.turns import Turns
 from sluice_runtime.verifier import Verifiers
+from sluice_runtime.withdrawn import NOTHING, Withdrawn
 
 
 class TokenizerPort(Protocol):
@@ -132,6 +133,7 @@ class Runtime:
     limits: LimitStore = field(default_factory=LimitStore)
     access: AccessStore = field(default_factory=AccessStore)
     running: dict[str, Running] = field(default_factory=dict)
+    withdrawn: Withdrawn = NOTHING
     verifiers: Verifiers = field(default_factory=Verifiers)
     # One thread: tokenizers hold settings that concurrent calls would change under each other.
     tokenizing: Turns = field(default_factory=lambda: Turns(1, "tokenize"))
@@ -159,6 +161,13 @@ class Runtime:
     @property
     def ready(self) -> bool:
         return self.engine is not None and not self.draining and self.engine.healthy()
+
+    def withdraw(self, withdrawn: Withdrawn) -> None:
+        """Cut what it covers; what comes later is refused."""
+        self.withdrawn = withdrawn
+        for running in self.running.values():
+            if withdrawn.covers(running.caller):
+                running.cut.set()
 
     def num_in_flight(self, tenant: str) -> int:
         """A tenant's requests that have not ended; copies that nobody waits for don't count."""

@@ -266,6 +266,12 @@ REFUSED: list[tuple[str, str, Any, tuple[str, ...]]] = [
         [{"name": "c", "verifier": {"url": "https://facts/v1", "tokenSecret": {"name": "Not a name"}}}],
         ("checks[0].verifier.tokenSecret.name",),
     ),
+    (
+        "policy",
+        R + "contract.checks",
+        [{"name": "c", "mustNotMatch": "a", "severity": "Watch", "leak": True}],
+        ("contract.checks[0].leak", "severity Hard"),
+    ),
     ("policy", R + "contract", {"streaming": "Verified"}, ("contract.streaming", "severity Hard")),
     (
         "policy",

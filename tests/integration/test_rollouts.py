@@ -103,6 +103,43 @@ async def test_a_broken_contract_goes_back_at_once_and_stays_back(world: World) 
         assert any(e["involvedObject"]["kind"] == "RoutePolicy" and "capital" in e["message"] for e in events)
 
 
+async def test_a_leak_cuts_the_candidates_streams_and_no_others(world: World) -> None:
+    private = {"checks": [{"name": "private", "mustNotMatch": "secret", "leak": True}]}
+    await world.serve("a", text="stable " * 20, tpot=0.1)
+    # Without a cut its streams would last for longer than anybody waits here.
+    answers = [{"match": "tell", "text": "a secret"}]
+    await world.serve("b", text="candidate " * 500, tpot=1.0, answers=answers)
+    await world.apply(policy_manifest("m", "a", contract=private))
+    await world.wait_condition(POLICY, "m", "Ready")
+    spec = policy_manifest("m", "a", contract=private, rollout=rollout("b", 50, seconds=600))
+    await world.apply(spec)
+
+    async def in_force() -> bool:
+        return (await world.rule("m")).get("weight") == 50
+
+    await until("the step", in_force)
+    begun: asyncio.Queue[str] = asyncio.Queue()
+    async with asyncio.TaskGroup() as group:
+        reading = [group.create_task(world.stream("m", begun)) for _ in range(16)]
+        for _ in reading:
+            await asyncio.wait_for(begun.get(), PATIENCE_S)
+        async with aiohttp.ClientSession() as http:
+
+            async def leaked() -> bool:
+                return (await world.chat(http, "m", "tell"))[0] == 502
+
+            await until("a leak", leaked)
+    texts = [task.result() for task in reading]
+    cut, peaceful = ([text for text in texts if f'"{first}"' in text] for first in ("cand", "stab"))
+    assert cut, texts
+    assert peaceful
+    assert len(cut) + len(peaceful) == len(texts)
+    assert all('"code":"withdrawn"' in text for text in cut), cut
+    assert all(text.rstrip().endswith("[DONE]") for text in peaceful), peaceful
+    rule = await in_phase(world, "m", "RolledBack")
+    assert rule["leaked"]
+
+
 async def test_pods_of_another_version_serve_and_no_rollout_goes_on_with_them(world: World) -> None:
     """As after an upgrade of the chart alone: the backend says so, and so does what the rollout waits for."""
     pod = await world.serve("a", schema="0123456789abcdef")

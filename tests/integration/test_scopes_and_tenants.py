@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from integration.world import Load, World, condition, policy_manifest, until
+from integration.world import PATIENCE_S, Load, World, condition, policy_manifest, until
 from sluice_operator.kube.client import POLICY, SCOPE, TENANT
 from sluice_operator.plan.access import OFFERED_TYPE
 
@@ -134,3 +134,16 @@ async def test_keys_that_the_gateway_cannot_take_are_told_and_others_go_on(world
     await world.wait_condition(TENANT, "odd", "Ready")
     assert "a-plain-key" not in world.log()
     assert "eyJhbGciOiJub25lIn0" not in world.log()
+
+
+async def test_what_a_deleted_tenant_has_asked_is_cut(world: World) -> None:
+    # Without a cut the stream would last for longer than anybody waits here.
+    await world.serve("a", text="stable " * 500, tpot=1.0)
+    await world.apply(policy_manifest("m", "a"))
+    await world.wait_condition(POLICY, "m", "Ready")
+    begun: asyncio.Queue[str] = asyncio.Queue()
+    async with asyncio.TaskGroup() as group:
+        reading = group.create_task(world.stream("m", begun))
+        await asyncio.wait_for(begun.get(), PATIENCE_S)
+        await world.kube.delete(TENANT, world.namespace, "demo")
+    assert '"code":"withdrawn"' in reading.result()

@@ -361,6 +361,25 @@ class World:
         ) as answer:
             return answer.status, await answer.json()
 
+    async def stream(self, model: str, begun: asyncio.Queue[str]) -> str:
+        """All of a streamed answer; ``begun`` gets what has come when it has its first token."""
+        body = {"model": model, "messages": [{"role": "user", "content": "a story"}], "stream": True}
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(PATIENCE_S)) as http,
+            http.post(
+                f"http://127.0.0.1:{self.gateway_port}/v1/chat/completions",
+                json={**body, "max_tokens": 500},
+                headers={"Authorization": f"Bearer {self.key}"},
+            ) as answer,
+        ):
+            assert answer.status == 200, await answer.text()
+            text = ""
+            while '"content":"' not in text:
+                assert not answer.content.at_eof(), text
+                text += (await answer.content.readany()).decode()
+            begun.put_nowait(text)
+            return text + (await answer.content.read()).decode()
+
 
 def backend_manifest(name: str, **spec: Any) -> Object:
     return {

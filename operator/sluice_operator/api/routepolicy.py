@@ -207,13 +207,21 @@ class Check(Spec):
         Cel(
             exactly_one("jsonSchema", "mustMatch", "mustNotMatch", "verifier"),
             "check needs exactly one kind: give one of jsonSchema, mustMatch, mustNotMatch and verifier",
-        )
+        ),
+        Cel(
+            "!has(self.leak) || !self.leak || !has(self.severity) || self.severity == 'Hard'",
+            "leak needs severity Hard: a check of severity Watch rolls nothing back",
+            ".leak",
+        ),
     )
 
     name: DnsLabel
     """Name in evidence, events and status."""
     severity: Severity = Severity.HARD
     """Hard: one violation by a candidate rolls it back. Watch: recorded."""
+    leak: bool = False
+    """A violation has let out what must not be: the rollback also cuts the candidate's requests that still
+    run, where they would else end in peace."""
     json_schema: dict[str, Any] | None = Field(default=None, json_schema_extra=FREE_FORM)
     """The answer is JSON that validates against this schema (2020-12)."""
     must_match: Regex | None = None

@@ -254,5 +254,8 @@ class RuleStatus(Spec):
     """How often evidence has restarted; each restart has its own share of alpha."""
     rejected: list[str] = Field(default_factory=list)
     """Attempts that were rolled back or aborted, newest last, at most 100; none of them starts again."""
+    leaked: bool = False
+    """Whether a check that tells of a leak has ended the attempt: pods cut those of its candidate's requests
+    that still run."""
     history: list[Transition] = Field(default_factory=list)
     """Newest last, at most 20."""

@@ -77,7 +77,7 @@ class App:
 
     def __init__(self, settings: Settings, kube: Kube, ads_options: Mapping[str, Any]) -> None:
         cache = Cache()
-        self._tenancy = Tenancy(cache, lambda: self.ctx.secrets)
+        self._tenancy = Tenancy(cache, lambda: self.ctx.secrets, monotonic)
         book = Book(cache)
         self._verifying = Verifying(
             book.accepted,
@@ -102,6 +102,7 @@ class App:
             tenants=self._resolve_tenants,
             limits=lambda: self._tenancy.known().limits,
             access=self._resolve_access,
+            revoked=self._tenancy.revoked,
             credential=lambda: self.ctx.credentials.gateway_credential,
             in_force=self._in_force,
             feedback=(settings.feedback_host, settings.feedback_address[1])

@@ -20,6 +20,7 @@ from ..plan import names
 from ..plan.access import Known, access_set
 from ..plan.arms import CANDIDATE, STABLE, PodConfig
 from ..plan.backend_status import PodState
+from ..plan.cut import Cut
 from ..plan.limits import LimitSet, limit_set
 from ..plan.routes import Accepted, ArmKey, BackendView, Inputs, Plan, Review, RuleKey, plan
 from ..xds import state as gateway
@@ -46,6 +47,7 @@ class Router:
         tenants: Callable[[], tuple[gateway.Tenant, ...]],
         limits: Callable[[], dict[str, dict[str, int]]],
         access: Callable[[], Known],
+        revoked: Callable[[], frozenset[str]],
         credential: Callable[[], str],
         in_force: Callable[[], None],
         feedback: tuple[str, int] | None = None,
@@ -59,7 +61,7 @@ class Router:
             in_force,
         )
         self._limits, self._feedback, self._reviews = limits, feedback, reviews
-        self._access = access
+        self._access, self._revoked = access, revoked
         self.plan: Plan | None = None
         self.open = False
         self.dirty = asyncio.Event()
@@ -172,17 +174,17 @@ class Router:
                     held.setdefault(cluster, {})[arm.config] = self._known[arm.config]
         self._known = {version: config for configs in held.values() for version, config in configs.items()}
         tenants, limits = self._limits(), dict[TokenCaps, LimitSet]()
-        known, key = self._access(), self._credential()
+        known, key, revoked = self._access(), self._credential(), self._revoked()
         for cluster in made.endpoints:
             namespace, backend = cluster.split("/", 1)
             owner = self._cache.backends.get((namespace, backend))
             caps = owner.spec.limits if isinstance(owner, InferenceBackend) else TokenCaps()
             if caps not in limits:  # most backends have none: one digest over all tenants serves them all
                 limits[caps] = limit_set(caps, tenants)
-            configs = held.get(cluster, {})
+            configs, cut = held.get(cluster, {}), Cut(made.leaked.get(cluster, frozenset()), revoked)
             access = access_set(configs.values(), known, key)
             for state in self.pod_states(namespace, backend):
-                self._collector.configure(state.pod, configs, limits[caps], access)
+                self._collector.configure(state.pod, configs, limits[caps], access, cut)
 
     async def _push(self, state: gateway.GatewayState) -> None:
         """Pushes; where a candidate becomes stable, first routes in which it is both, or weights would

@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 
+from ..plan.cut import Cut
 from ..plan.observed import PodView, StreamView
 from .observe import Observed, from_record, from_running
 from .stream import PodStream
@@ -70,10 +71,11 @@ class Collector:
         configs: Mapping[str, Mapping[str, Any]],
         limits: Mapping[str, Any],
         access: Mapping[str, Any],
+        cut: Cut,
     ) -> None:
         held = self._streams.get(pod.key)
         if held:
-            held[0].configure(configs, limits, access)
+            held[0].configure(configs, limits, access, cut)
 
     async def close(self) -> None:
         tasks = [task for _, task in self._streams.values()]

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
+from ..plan.cut import Cut
 from ..plan.observed import PodView, StreamView
 
 log = logging.getLogger(__name__)
@@ -41,14 +42,21 @@ class _Wanted:
     configs: Mapping[str, Mapping[str, Any]]
     limits: Mapping[str, Any]
     access: Mapping[str, Any] = field(repr=False)
+    cut: Cut
 
     @property
     def beside(self) -> _Beside:
         return _Beside(self.limits["version"], self.access["version"])
 
     @property
-    def versions(self) -> tuple[frozenset[str], _Beside]:
-        return frozenset(self.configs), self.beside
+    def versions(self) -> tuple[frozenset[str], _Beside, Cut]:
+        return frozenset(self.configs), self.beside, self.cut
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """Nothing of what is withdrawn where nothing is: an older pod knows no such field."""
+        told = {"configs": list(self.configs.values()), "limits": self.limits, "access": self.access}
+        return {**told, "withdrawn": self.cut.body} if self.cut else told
 
 
 class PodStream:
@@ -84,6 +92,9 @@ class PodStream:
         checkpoint shows. Of those only hard violations are told again, which does no harm."""
         self._restarts = pod.restarts
         self._beside = _Beside("", "")
+        self._cut: Cut | None = None
+        """As this process of the pod took it last, which it does not tell; None: an operator before this one
+        may have told it."""
         self._wanted: _Wanted | None = None
         self._wake = asyncio.Event()
 
@@ -106,11 +117,15 @@ class PodStream:
         )
 
     def configure(
-        self, configs: Mapping[str, Mapping[str, Any]], limits: Mapping[str, Any], access: Mapping[str, Any]
+        self,
+        configs: Mapping[str, Mapping[str, Any]],
+        limits: Mapping[str, Any],
+        access: Mapping[str, Any],
+        cut: Cut,
     ) -> None:
-        """What the pod shall hold from now on: configurations by version, limits, and what verifiers are
-        reached with."""
-        wanted = _Wanted(dict(configs), limits, access)
+        """What the pod shall hold from now on: configurations by version, limits, what verifiers are reached
+        with, and whose requests it shall cut."""
+        wanted = _Wanted(dict(configs), limits, access, cut)
         if self._wanted is None or self._wanted.versions != wanted.versions:
             self._wanted = wanted
             self._wake.set()
@@ -200,6 +215,8 @@ class PodStream:
             lost = line["oldest"] - self._seq - 1
         else:
             lost, self._seq = (1 if self._boot else 0), 0
+            if self._boot:  # a new process has been told nothing
+                self._cut = Cut()
             self._past = 0 if self._boot else line["seq"]
             self._rejected, self._refused = {}, ""
         self._boot = line["boot"]
@@ -224,7 +241,8 @@ class PodStream:
             version == held or version in self._rejected
             for version, held in zip(wanted.beside, self._beside, strict=True)
         )
-        return beside and self._versions == wanted.configs.keys() - self._rejected.keys()
+        same = beside and self._cut == wanted.cut
+        return same and self._versions == wanted.configs.keys() - self._rejected.keys()
 
     async def _configure(self) -> None:
         delay, complained = _BACKOFF_S[0], ""
@@ -252,11 +270,7 @@ class PodStream:
     async def _put(self, wanted: _Wanted) -> None:
         async with self._session.put(
             self._url("/v1/configs"),
-            json={
-                "configs": list(wanted.configs.values()),
-                "limits": wanted.limits,
-                "access": wanted.access,
-            },
+            json=wanted.body,
             headers=self._headers(),
             timeout=aiohttp.ClientTimeout(total=5.0),
         ) as answer:
@@ -271,6 +285,7 @@ class PodStream:
         self._rejected = {r["version"]: f"{r['field']}: {r['message']}" for r in told["rejected"]}
         self._versions = frozenset(told["versions"])
         self._beside = _Beside(told["limits"], told["access"])
+        self._cut = wanted.cut
         self._on_change(self.pod)
 
 

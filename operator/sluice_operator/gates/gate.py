@@ -81,11 +81,12 @@ def take_query(
 def verdict(gate: GateState, now: datetime) -> Verdict:
     """What the evidence says now. Changes nothing. A hard violation always speaks against the whole rule:
     what breaks its form for one may break it for all."""
-    broken = gate.hard.violation(now.timestamp())
+    leaks = frozenset(check.name for check in gate.rule.contract.checks if check.leak)
+    broken = gate.hard.violation(now.timestamp(), leaks)
     if broken is not None:
         where = "mirrored request" if broken.mirror else "request"
         said = f"check {broken.check} failed in {where} {broken.request_id} of {broken.tenant}"
-        return Verdict("HardGateBroken", said)
+        return Verdict("HardGateBroken", said, leak=broken.check in leaks)
     if gate.fired is not None:
         return gate.fired
     for query in gate.rule.rollout.queries if gate.rule.rollout is not None else ():

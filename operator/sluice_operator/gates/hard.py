@@ -9,6 +9,7 @@ runtime's own: leaks, permissions); any other is a check that has been edited aw
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from ..api.routepolicy import Contract, Severity
@@ -45,8 +46,8 @@ class HardGates:
         self._form = frozenset(check.name for check in hard) - self._provocable
         self._shown: dict[tuple[str, str], float] = {}
         self._pending: dict[str, Violation] = {}
-        self.broken: Violation | None = None
-        """The first violation that counts."""
+        self.broken: dict[str, Violation] = {}
+        """The first violation that counts, by check."""
 
     def take_stable(self, seen: Observation) -> None:
         """What stable does itself can't be held against the candidate."""
@@ -58,7 +59,7 @@ class HardGates:
             return
         del self._pending[seen.request_id]
         if not self._provoked(waiting.check, waiting.tenant, seen.time):
-            self.broken = self.broken or waiting
+            self.broken.setdefault(waiting.check, waiting)
 
     def take_candidate(self, seen: Observation, stable_answered: bool) -> None:
         """`stable_answered`: stable's answer to the same request is known already."""
@@ -75,7 +76,7 @@ class HardGates:
                     continue
             elif "/" not in check:
                 continue
-            self.broken = self.broken or violation
+            self.broken.setdefault(check, violation)
 
     @property
     def waiting(self) -> bool:
@@ -85,18 +86,17 @@ class HardGates:
     def take_hard_guard(self, guard: str, seen: Observation) -> None:
         """An event of a rate that its guard, in mode Hard, allows the candidate none of."""
         violation = Violation(guard, seen.tenant, seen.request_id, seen.mirror, seen.time)
-        self.broken = self.broken or violation
+        self.broken.setdefault(guard, violation)
 
-    def violation(self, time: float) -> Violation | None:
-        """The violation that ends the rollout, as of `time`; None: none."""
-        if self.broken is not None:
-            return self.broken
+    def violation(self, time: float, leaks: Collection[str] = ()) -> Violation | None:
+        """The violation that ends the rollout, as of `time`, one of the checks `leaks` before any other;
+        None: none."""
         overdue = (
             waiting
             for waiting in self._pending.values()
             if time - waiting.time > PATIENCE_S and not self._provoked(waiting.check, waiting.tenant, time)
         )
-        return next(overdue, None)
+        return min((*self.broken.values(), *overdue), key=lambda one: one.check not in leaks, default=None)
 
     def _provoked(self, check: str, tenant: str, time: float) -> bool:
         shown = self._shown.get((check, tenant))

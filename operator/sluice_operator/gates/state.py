@@ -55,6 +55,8 @@ class Verdict:
     """The evidence, for people."""
     slice: tuple[str, str] | None = None
     """Task and tenant that it speaks against, "" for any; None: the whole rule."""
+    leak: bool = False
+    """Whether the broken check tells of a leak."""
 
     @property
     def hard(self) -> bool:

@@ -54,7 +54,8 @@ def gates_hash(rule: Rule) -> str:
     Besides guards and contract this is what both arms inherit from the rule, and for whom the steps are:
     changing it is no new candidate, but answers given before say little about those given after. Not the
     policy's `switches`, which change both arms at the same moment, so that the comparison stays fair; nor
-    suites, approvals, the watch and what is told of the release, which change no answer.
+    suites, approvals, the watch and what is told of the release, which change no answer; nor what a
+    violation means.
     """
     rollout = rule.rollout
     if rollout is None:
@@ -65,7 +66,7 @@ def gates_hash(rule: Rule) -> str:
             [one.model_dump(mode="json") for one in listed],
             rollout.alpha,
             [[step.tenants, step.tasks] for step in rollout.steps if step.tenants or step.tasks],
-            rule.contract.model_dump(mode="json"),
+            rule.contract.model_dump(mode="json", exclude={"checks": {"__all__": {"leak"}}}),
             rule.features.model_dump(mode="json"),
             rule.sampling.model_dump(mode="json"),
             rule.cache_scope,

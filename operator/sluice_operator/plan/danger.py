@@ -11,7 +11,7 @@ from .capacity import overload
 from .narrow import suites_say
 from .scope import automatic, current_step, nothing_left
 from .situation import ARMED, Situation
-from .stages import Hold, Move, held, promoted, rejected
+from .stages import Hold, Move, held, leaked, promoted, rejected
 
 UNGUARDED_S = 15.0
 """A candidate whose evidence can't be heard keeps its traffic for so long, as it does at a gateway that hears
@@ -40,7 +40,8 @@ def convicted(s: Situation) -> Move | None:
         return held(
             s.status, Hold(hold.reason, f"it is to be rolled back ({said.message}), but {hold.message}")
         )
-    return _rolled_back(s, said.reason, said.message)
+    move = _rolled_back(s, said.reason, said.message)
+    return leaked(move) if said.leak else move
 
 
 def evaluation_failed(s: Situation) -> Move | None:

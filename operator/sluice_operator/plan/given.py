@@ -8,7 +8,7 @@ from __future__ import annotations
 from ..api.rulestatus import Phase
 from . import holds
 from .situation import OVER, UNDER_WAY, Situation
-from .stages import Hold, Move, cleared, held, rejected, started, stopped
+from .stages import Hold, Move, cleared, held, leaked, rejected, started, stopped
 
 _SERVES = (Phase.WATCHING, Phase.PROMOTED)
 
@@ -44,6 +44,14 @@ def aborted(s: Situation) -> Move | None:
         after = stopped(cleared(s), Phase.ABORTED)
         return Move(after, "Aborted", "abort is set; nothing was under way")
     return Move(rejected(s.status, Phase.ABORTED), "Aborted", "abort is set; raise attempt to try again")
+
+
+def leaked_late(s: Situation) -> Move | None:
+    """What was left to end in peace has leaked."""
+    over = s.status.phase in OVER and s.status.attempt == s.attempt
+    if not (over and s.verdict.leak) or s.status.leaked:
+        return None
+    return leaked(Move(stopped(s.status, s.status.phase), "Leaked", s.verdict.message))
 
 
 def candidate_is_target(s: Situation) -> Move | None:

@@ -56,6 +56,7 @@ Rules = tuple[Callable[[Situation], Move | None], ...]
 
 GIVEN: Rules = (
     given.no_rollout,
+    given.leaked_late,
     given.aborted,
     given.candidate_is_target,
     given.new_target_not_ready,

@@ -90,6 +90,8 @@ class Plan:
     """Arms as they shall be."""
     configs: Mapping[str, Mapping[str, PodConfig]]
     """By cluster, then version: what its pods must hold for what is wanted."""
+    leaked: Mapping[str, frozenset[str]]
+    """By cluster: attempts of which its pods must cut, and refuse, the candidate's requests."""
     endpoints: Mapping[str, tuple[PodState, ...]]
     """By cluster: pods that get traffic."""
     waiting: Mapping[ArmKey, str]

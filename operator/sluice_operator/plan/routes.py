@@ -98,7 +98,7 @@ def plan(inputs: Inputs) -> Plan:
         credential=inputs.credential,
         feedback=inputs.feedback,
     )
-    return Plan(state, arms, wanted.arms, wanted.configs, endpoints, waiting, refused)
+    return Plan(state, arms, wanted.arms, wanted.configs, wanted.leaked, endpoints, waiting, refused)
 
 
 @dataclass
@@ -111,12 +111,16 @@ class _Wanted:
     reviews: dict[RuleKey, gateway.Review] = field(default_factory=dict)
     unfit: dict[RuleKey, str] = field(default_factory=dict)
     """Why a review must not have its copies."""
+    leaked: dict[str, frozenset[str]] = field(default_factory=dict)
+    """Attempts, by cluster that their candidate's requests may have come to."""
 
     def add(self, policy: Accepted, inputs: Inputs) -> None:
         """Adds the policy's arms, and what pods of their clusters (fallbacks included) must hold."""
         scopes = inputs.scopes.get(policy.namespace, {})
         for rule in policy.spec.rules:
             status = policy.rules.get(rule.name)
+            if status is not None and status.leaked:
+                self._leak(policy, rule, status)
             found = (*rule_arms(rule, status), aside_arm(rule, status))
             for role, arm in zip(ROLES, found, strict=True):
                 if arm is None:
@@ -146,6 +150,11 @@ class _Wanted:
         for arm in (stable, candidate):
             self._hold(arm.cluster, config)
         self.reviews[key] = gateway.Review(review.attempt, stable, candidate, review.percent)
+
+    def _leak(self, policy: Accepted, rule: RuleSpec, status: RuleStatus) -> None:
+        candidate = names.cluster(policy.namespace, status.candidate.backend)
+        for cluster in (candidate, *fallbacks(policy, rule)):
+            self.leaked[cluster] = self.leaked.get(cluster, frozenset()) | {status.attempt}
 
     def _hold(self, cluster: str, config: PodConfig) -> None:
         if cluster in self.configs:

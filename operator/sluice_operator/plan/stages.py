@@ -6,7 +6,7 @@ forgets a part.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from ..api.rollout import Exclusion
@@ -71,6 +71,13 @@ def stopped(status: RuleStatus, phase: Phase) -> RuleStatus:
             "held_message": "",
         }
     )
+
+
+def leaked(move: Move) -> Move:
+    """The move, of which pods cut what still runs of the candidate's."""
+    after = move.status.model_copy(update={"leaked": True})
+    told = f"{move.message}; that is a leak, so what still runs of the candidate's requests is cut"
+    return replace(move, status=after, message=told)
 
 
 def cleared(s: Situation) -> RuleStatus:

@@ -60,6 +60,8 @@ def config_for(runtime: Runtime, caller: Caller) -> HeldConfig:
     """The configuration that the route names; without a gateway (no credential is set) the local one."""
     if not caller.routed and runtime.settings.credential is None:
         return runtime.local
+    if runtime.withdrawn.covers(caller):
+        raise errors.withdrawn()
     held = runtime.configs.get(caller.config)
     if held is None:
         raise errors.config_unknown(caller.config)
@@ -91,7 +93,7 @@ class DataEndpoint:
     async def _serve(
         self, exchange: Exchange, headers: Headers, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Answer, unless the client leaves first."""
+        """Answer, unless the client leaves first, or what answers is withdrawn."""
         reply = Reply(exchange, scope, send)
         try:
             async with asyncio.timeout(self._runtime.settings.slow_reader_s):
@@ -104,16 +106,21 @@ class DataEndpoint:
             return
         answer = asyncio.create_task(self._answer(exchange, body, reply))
         left = asyncio.create_task(_until_disconnect(receive))
+        cut = asyncio.create_task(exchange.cut.wait())
         try:
-            await asyncio.wait({answer, left}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({answer, left, cut}, return_when=asyncio.FIRST_COMPLETED)
             if not answer.done() and exchange.finished:
                 await asyncio.wait({answer}, timeout=self._runtime.settings.slow_reader_s)
+            elif cut.done() and not (answer.done() or left.done()):
+                answer.cancel()
+                await asyncio.wait({answer})
+                await reply.fail(errors.withdrawn())
             if not answer.done():
                 exchange.finish("cancelled", CLIENT_LEFT)
         finally:
-            answer.cancel()
-            left.cancel()
-            await asyncio.gather(answer, left, return_exceptions=True)
+            for task in (answer, left, cut):
+                task.cancel()
+            await asyncio.gather(answer, left, cut, return_exceptions=True)
 
     async def _answer(self, exchange: Exchange, body: bytes, reply: Reply) -> None:
         accepted = None

@@ -81,6 +81,13 @@ def config_unknown(version: str) -> ApiError:
     return ApiError(503, message, "server_error", code="config_unknown", headers={"retry-after": "1"})
 
 
+def withdrawn() -> ApiError:
+    """As if the client had left: nobody is to blame a second time. Who asks anew meets another arm, but a
+    retry by the gateway would not."""
+    message = "What was answering, or the access of who asked, has been withdrawn."
+    return ApiError(503, message, "server_error", code="withdrawn", headers=WITHHELD, outcome="cancelled")
+
+
 def loading() -> ApiError:
     message = "The model is still being loaded. Try again shortly."
     return ApiError(503, message, "server_error", code="loading", headers={"retry-after": "5"})

@@ -6,6 +6,7 @@ first.
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import Iterable, Sequence
@@ -72,6 +73,11 @@ class Exchange:
         self.moments = Moments(self.arrived)
         self._running = Running(self.caller, self.arrived)
         self.runtime.running[self.id] = self._running
+
+    @property
+    def cut(self) -> asyncio.Event:
+        """Set where the request may not go on."""
+        return self._running.cut
 
     @property
     def contract(self) -> Contract:

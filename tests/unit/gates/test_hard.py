@@ -13,7 +13,7 @@ CONTRACT = Contract(
     checks=[
         Check(name="json", json_schema={"type": "object"}),
         Check(name="polite", must_match="please"),
-        Check(name="no-secret", must_not_match="secret"),
+        Check(name="no-secret", must_not_match="secret", leak=True),
         Check(name="facts", verifier=Verifier(url="http://facts/v1")),
         Check(name="watched", must_match="x", severity=Severity.WATCH),
     ]
@@ -121,3 +121,22 @@ def test_a_violation_outlives_a_restart_of_evidence() -> None:
     state.take(seen(10, hard_violations=("json",)))
     state = align(state, rule(contract=CONTRACT), status(num_restarts=1), at(11))
     assert verdict(state, at(11)).reason == "HardGateBroken"
+
+
+def test_a_leak_is_told_as_one_also_after_another_violation() -> None:
+    state = live()
+    state.take(seen(10, request_id="r1", hard_violations=("json", "polite")))
+    said = verdict(state, at(10))
+    assert (said.reason, said.leak) == ("HardGateBroken", False)
+    assert "check json" in said.message, "the first"
+    state.take(seen(11, request_id="r2", hard_violations=("no-secret",)))
+    said = verdict(state, at(11))
+    assert (said.reason, said.leak) == ("HardGateBroken", True)
+    assert "check no-secret failed in request r2" in said.message
+
+
+def test_what_stable_lets_out_too_is_no_leak_of_the_candidate() -> None:
+    state = live()
+    state.take(seen(9, candidate=False, hard_violations=("no-secret",)))
+    state.take(seen(10, hard_violations=("no-secret",)))
+    assert verdict(state, at(10)).reason == ""

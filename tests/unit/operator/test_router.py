@@ -12,6 +12,7 @@ from sluice_operator.api.common import DataClass
 from sluice_operator.control.cache import Cache
 from sluice_operator.control.router import Router
 from sluice_operator.plan.access import Known
+from sluice_operator.plan.cut import Cut
 from sluice_operator.plan.observed import PodView, StreamView
 from sluice_operator.plan.routes import Accepted, Review
 from sluice_operator.xds.state import GatewayState
@@ -27,6 +28,7 @@ class Pods:
         self.told: dict[str, set[str]] = {}
         self.limits: dict[str, Mapping[str, Any]] = {}
         self.access: dict[str, Mapping[str, Any]] = {}
+        self.cut: dict[str, Cut] = {}
         self.held: dict[str, set[str]] = {}
 
     def view(self, pod: PodView) -> StreamView:
@@ -38,10 +40,12 @@ class Pods:
         configs: Mapping[str, Mapping[str, Any]],
         limits: Mapping[str, Any],
         access: Mapping[str, Any],
+        cut: Cut,
     ) -> None:
         assert all(config["version"] == version for version, config in configs.items())
         self.told[pod.name] = set(configs)
         self.limits[pod.name], self.access[pod.name] = limits, access
+        self.cut[pod.name] = cut
 
     def hold(self) -> None:
         self.held = {name: set(versions) for name, versions in self.told.items()}
@@ -69,6 +73,7 @@ class World:
         self.policies: list[Accepted] = []
         self.tenants: dict[str, dict[str, int]] = {}
         self.known = Known()
+        self.revoked: frozenset[str] = frozenset()
         self.told_waiting: list[set[tuple[str, str, str]]] = []
         """What was waited for each time that statuses were to follow."""
         for name in "abc":
@@ -90,6 +95,7 @@ class World:
             tenants=lambda: (),
             limits=lambda: self.tenants,
             access=lambda: self.known,
+            revoked=lambda: self.revoked,
             credential=lambda: "secret",
             in_force=self._in_force,
             feedback=("operator", 8082),
@@ -274,3 +280,20 @@ async def test_a_backends_own_caps_go_to_its_pods_alone(world: World) -> None:
     await world.settle()
     assert world.pods.limits["a1"]["backend"] == {"maxInputTokens": 900}
     assert world.pods.limits["b1"]["backend"] == {}
+
+
+async def test_a_leak_is_told_to_pods_in_the_flush_that_takes_the_weight_away(world: World) -> None:
+    rollout = {"candidate": {"backend": "b"}, "steps": [{"weight": 10}]}
+    arms = {"attempt": "x", "candidate": {"backend": "b"}}
+    world.accept({"phase": "Step", "weight": 10, **arms}, rollout=rollout, fallbacks=[{"backend": "c"}])
+    await world.settle()
+    assert world.gateways.pushed[-1].policies[0].rules[0].weight == 10
+    assert not any(world.pods.cut.values())
+    world.revoked = frozenset({"acme"})
+    over = {"phase": "RolledBack", "weight": 0, "leaked": True, **arms}
+    world.accept(over, rollout=rollout, fallbacks=[{"backend": "c"}])
+    await world.router.flush()
+    assert world.gateways.pushed[-1].policies[0].rules[0].weight == 0
+    leaked, nobody = frozenset({"x"}), frozenset[str]()
+    told = {"a1": nobody, "b1": leaked, "c1": leaked}
+    assert world.pods.cut == {pod: Cut(attempts, world.revoked) for pod, attempts in told.items()}

@@ -7,13 +7,16 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
+import jsonschema
 import pytest
 from aiohttp import web
 
 from sluice_operator.evidence.stream import SCHEMA, PodStream
+from sluice_operator.plan.cut import Cut
 from sluice_operator.plan.observed import PodView
 
 DEADLINE_S = 60.0
@@ -130,6 +133,7 @@ def access(version: str) -> dict[str, Any]:
 OTHER = "0123456789abcdef"
 CONFIGS = {"v1": {"version": "v1"}}
 NOBODY = {"version": "", "tokens": {}, "authorities": {}}
+NONE, LEAKED = Cut(), Cut(frozenset({"b", "a"}), frozenset({"acme"}))
 
 
 async def put(pod: Pod) -> dict[str, Any]:
@@ -148,16 +152,16 @@ def record(seq: int) -> dict[str, Any]:
 
 async def test_other_limits_alone_are_told_at_once(world: tuple[Pod, PodStream]) -> None:
     pod, stream = world
-    stream.configure(CONFIGS, limits("1"), NOBODY)
+    stream.configure(CONFIGS, limits("1"), NOBODY, NONE)
     assert (await put(pod)) == {"configs": [{"version": "v1"}], "limits": limits("1"), "access": NOBODY}
-    stream.configure(CONFIGS, limits("2"), NOBODY)
+    stream.configure(CONFIGS, limits("2"), NOBODY, NONE)
     assert (await put(pod))["limits"] == limits("2")
     assert stream.view.versions == {"v1"}
 
 
 async def test_a_pod_that_lost_its_limits_is_told_again(world: tuple[Pod, PodStream]) -> None:
     pod, stream = world
-    stream.configure(CONFIGS, limits("1"), NOBODY)
+    stream.configure(CONFIGS, limits("1"), NOBODY, NONE)
     await put(pod)
     pod.limits = ""
     pod.beat.set()
@@ -167,11 +171,56 @@ async def test_a_pod_that_lost_its_limits_is_told_again(world: tuple[Pod, PodStr
 async def test_a_rotated_token_alone_is_told_at_once(world: tuple[Pod, PodStream]) -> None:
     pod, stream = world
     for version in ("1", "2"):
-        stream.configure(CONFIGS, limits("1"), access(version))
+        stream.configure(CONFIGS, limits("1"), access(version), NONE)
         assert (await put(pod))["access"] == access(version)
     pod.access = ""
     pod.beat.set()
     assert (await put(pod))["access"] == access("2"), "told again to a pod that lost it"
+
+
+def test_what_is_withdrawn_keeps_to_its_contract() -> None:
+    path = Path(__file__).parents[3] / "docs/contracts/withdrawn.schema.json"
+    jsonschema.validate(LEAKED.body, json.loads(path.read_text()))
+    assert LEAKED.body == {"attempts": ["a", "b"], "tenants": ["acme"]}
+    assert not NONE
+    assert Cut(tenants=frozenset({"acme"}))
+
+
+async def test_what_is_withdrawn_is_told_once_and_again_to_a_process_that_can_not_know(
+    world: tuple[Pod, PodStream],
+) -> None:
+    pod, stream = world
+    stream.configure(CONFIGS, limits("1"), NOBODY, NONE)
+    assert "withdrawn" not in await put(pod), "an older pod knows no such field"
+    for _ in range(2):
+        stream.configure(CONFIGS, limits("1"), NOBODY, LEAKED)
+    assert (await put(pod))["withdrawn"] == LEAKED.body
+    stream.configure(CONFIGS, limits("2"), NOBODY, LEAKED)
+    assert (await put(pod))["withdrawn"] == LEAKED.body, "a set is told as a whole"
+    assert pod.puts.empty()
+    stream.configure(CONFIGS, limits("2"), NOBODY, NONE)
+    assert "withdrawn" not in await put(pod)
+
+
+async def test_an_operator_that_restarts_takes_back_what_the_one_before_told_to_withdraw() -> None:
+    """Or a tenant that is there again would be refused for as long as the pod lives."""
+    pod = Pod()
+    pod.versions, pod.limits, pod.access = ["v1"], "1", ""
+    async with listening(pod) as stream:
+        await until(lambda: stream.view.heard)
+        stream.configure(CONFIGS, limits("1"), NOBODY, NONE)
+        assert "withdrawn" not in await put(pod)
+
+
+async def test_a_new_process_of_a_pod_is_told_what_is_withdrawn() -> None:
+    pod = Pod()
+    async with listening(pod) as stream:
+        stream.configure(CONFIGS, limits("1"), NOBODY, LEAKED)
+        await put(pod)
+        pod.hello |= {"boot": "another"}
+        pod.lines = [{**pod.hello, **pod._held()}]
+        pod.beat.set()
+        assert (await put(pod))["withdrawn"] == LEAKED.body
 
 
 async def test_limits_that_a_pod_rejects_hold_nothing_up_and_are_not_told_for_ever(
@@ -179,11 +228,11 @@ async def test_limits_that_a_pod_rejects_hold_nothing_up_and_are_not_told_for_ev
 ) -> None:
     pod, stream = world
     pod.rejects = {"1"}
-    stream.configure(CONFIGS, limits("1"), NOBODY)
+    stream.configure(CONFIGS, limits("1"), NOBODY, NONE)
     await put(pod)
     for _ in range(3):
         pod.beat.set()
-    stream.configure({**CONFIGS, "v2": {"version": "v2"}}, limits("1"), NOBODY)
+    stream.configure({**CONFIGS, "v2": {"version": "v2"}}, limits("1"), NOBODY, NONE)
     await put(pod)
     assert pod.puts.empty()
     await until(lambda: stream.view.versions == {"v1", "v2"})
@@ -197,7 +246,7 @@ async def test_evidence_of_another_schema_is_counted_and_not_read() -> None:
     pod = Pod()
     pod.hello |= {"schema": OTHER, "seq": 2}
     async with listening(pod) as stream:
-        stream.configure(CONFIGS, limits("1"), NOBODY)
+        stream.configure(CONFIGS, limits("1"), NOBODY, NONE)
         await put(pod)
         await until(lambda: stream.view.versions == {"v1"})
         assert (stream.view.connected, stream.view.heard) == (True, False)
@@ -235,7 +284,7 @@ async def test_a_pod_that_takes_nothing_says_why_once(
     caplog.set_level(logging.INFO)
     pod, stream = world
     pod.refusal = {"message": "Unknown.", "param": "access"}
-    stream.configure(CONFIGS, limits("1"), NOBODY)
+    stream.configure(CONFIGS, limits("1"), NOBODY, NONE)
     for _ in range(3):
         await put(pod)
     assert stream.view.refused == "access: Unknown."

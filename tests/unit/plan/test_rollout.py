@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from sluice_operator.api.rollout import CandidateArm
-from sluice_operator.api.routepolicy import Contract, Target
+from sluice_operator.api.routepolicy import Check, Contract, Target
 from sluice_operator.api.rulestatus import Phase
 from sluice_operator.api.tuning import Features
+from sluice_operator.gates import ArmName, fold
 from sluice_operator.plan.attempt import gates_hash
-from unit.plan.rollout_world import SHADOW, TTFT_ONLY, FakeWorld, rollout, rule, steps
+from unit.plan.rollout_world import CONTRACT, SHADOW, TTFT_ONLY, FakeWorld, rollout, rule, steps
 
 
 def test_from_shadow_through_the_steps_to_promotion() -> None:
@@ -103,6 +104,66 @@ def test_a_hard_violation_is_the_very_next_decision() -> None:
     decision = world.tick()
     assert (decision.status.phase, decision.status.shadow_percent) == (Phase.ROLLED_BACK, 0)
     assert decision.transitions[0].reason == "HardGateBroken"
+
+
+def leaky() -> FakeWorld:
+    """With a check that tells of a leak beside one that does not."""
+    private = Check(name="private", must_not_match="secret", leak=True)
+    checks = [*CONTRACT.checks, private]
+    return FakeWorld(rollout(), contract=Contract(checks=checks)).settle()
+
+
+def test_a_leak_cuts_what_runs_and_a_restart_of_the_operator_does_not_forget_it() -> None:
+    world = leaky()
+    world.serve(1, seconds=0.1, hard_violations=("private",))
+    decision = world.tick()
+    assert (decision.status.phase, decision.status.weight) == (Phase.ROLLED_BACK, 0)
+    assert (decision.status.leaked, decision.reduces) == (True, True)
+    assert "private" in decision.transitions[0].message
+    assert "is cut" in decision.transitions[0].message
+    world.restart()
+    assert not world.tick(1.0).transitions
+    assert world.status.leaked
+    world.edit(attempt=2)
+    world.tick()
+    assert not world.status.leaked, "another attempt has let nothing out"
+
+
+def test_another_hard_violation_or_an_abort_lets_streams_end_in_peace() -> None:
+    for end in (lambda world: world.roll_back(), lambda world: world.edit(abort=True)):
+        world = leaky()
+        end(world)
+        world.tick()
+        assert world.status.phase in (Phase.ROLLED_BACK, Phase.ABORTED)
+        assert not world.status.leaked
+
+
+@pytest.mark.parametrize("abort", [False, True])
+def test_what_was_left_to_end_in_peace_is_cut_when_it_leaks(abort: bool) -> None:
+    world = leaky()
+    if abort:
+        world.edit(abort=True)
+        world.tick()
+    else:
+        world.roll_back()
+    phase = world.status.phase
+    late = world._request(ArmName.CANDIDATE)._replace(hard_violations=("private",))
+    assert world.gate is not None
+    fold(world.gate, [late])
+    decision = world.tick(1.0)
+    assert (decision.status.phase, decision.status.leaked, decision.material) == (phase, True, True)
+    assert [line.reason for line in decision.transitions] == ["Leaked"]
+    assert not world.tick(1.0).transitions
+
+
+def test_what_a_violation_means_is_edited_without_a_restart_of_evidence() -> None:
+    world = leaky()
+    before = world.status.num_restarts
+    checks = [check.model_copy(update={"leak": False}) for check in world.rule.contract.checks]
+    world.edit_rule(contract=Contract(checks=checks))
+    assert not world.tick(1.0).transitions
+    world.serve(1, seconds=0.1, hard_violations=("private",))
+    assert (world.tick().status.leaked, world.status.num_restarts) == (False, before)
 
 
 def test_guards_stay_armed_while_paused() -> None:

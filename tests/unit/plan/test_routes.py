@@ -291,3 +291,16 @@ def test_a_plan_is_a_function() -> None:
     )
     assert plan(given) == made == plan(replace(given, before=made.arms))
     assert Phase.STEP == "Step"
+
+
+def test_a_leak_is_told_where_the_candidates_requests_may_be_and_nowhere_else() -> None:
+    over = {"phase": "RolledBack", "attempt": "x", "candidate": {"backend": "b"}}
+    pods = {name: [pod(f"{name}1")] for name in "abcd"}
+    fallbacks = [{"backend": "c"}]
+
+    def told(**status: Any) -> dict[str, frozenset[str]]:
+        given = inputs(policy({**over, **status}, rollout=ROLLOUT, fallbacks=fallbacks), **pods)
+        return dict(plan(given).leaked)
+
+    assert told() == {}, "streams end in peace"
+    assert told(leaked=True) == {"ns/b": {"x"}, "ns/c": {"x"}}
