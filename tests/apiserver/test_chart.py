@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from sluice_operator.xds import bootstrap
 
 pytestmark = pytest.mark.apiserver
 CHART = ROOT / "charts/sluice"
+WATCHED_NUMBER = ("--set-json", 'watchNamespaces=["5678"]', "--set-json", 'imagePullSecrets=["42"]')
 OPERATOR = "system:serviceaccount:{namespace}:sluice-operator"
 
 
@@ -120,6 +123,25 @@ def test_uninstalling_leaves_no_finalizer_behind() -> None:
 def test_only_the_operator_may_talk_to_the_api_server() -> None:
     gateway = render()["Deployment", "team", "sluice-gateway"]["spec"]["template"]["spec"]
     assert gateway["automountServiceAccountToken"] is False
+
+
+def test_what_may_look_like_a_number_is_told_as_text() -> None:
+    """A digest of digits only, or a namespace, would be refused where text must stand."""
+    text = helm("template", "sluice", str(CHART), "-n", "1234", "--kube-version", "1.34.4", *WATCHED_NUMBER)
+    digests = re.findall(r"sluice\.dev/(?:bootstrap|certificate): (.*)", text)
+    assert len(digests) == 3
+    assert all(digest.startswith('"') for digest in digests)
+
+    def named(node: Any) -> Iterator[tuple[str, Any]]:
+        for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+            if isinstance(value, dict | list):
+                yield from named(value)
+            elif key in ("name", "namespace", "secretName", "kubernetes.io/metadata.name"):
+                yield key, value
+
+    found = [one for item in yaml.safe_load_all(text) if item for one in named(item)]
+    assert [one for one in found if not isinstance(one[1], str)] == []
+    assert {"1234", "5678"} <= {value for key, value in found if key == "namespace"}
 
 
 def test_images_can_be_named() -> None:
