@@ -14,10 +14,11 @@ from typing import Any
 
 import referencing
 from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError, ValidationError
+from jsonschema.exceptions import ValidationError
 from jsonschema.validators import extend
 from referencing.exceptions import Unresolvable
 
+from .. import metaschema
 from . import patterns
 
 MAX_SCHEMA_BYTES = 64 * 1024
@@ -43,15 +44,15 @@ class Schema:
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         """Raises SchemaRefused."""
-        _bounded(schema)
+        text = _bounded(schema)
         if str(schema.get("$schema", _DRAFT)).rstrip("#") != _DRAFT:
             raise SchemaRefused(f"$schema must be {_DRAFT} or absent")
         _walk(schema, ())
-        try:
-            Draft202012Validator.check_schema(schema)
-        except SchemaError as error:
-            at = "/".join(map(str, error.absolute_path)) or "its root"
-            raise SchemaRefused(f"is not a JSON schema (2020-12), at {at}: {error.message[:200]}") from None
+        if metaschema.num_parts(text) > metaschema.MAX_PARTS:
+            raise SchemaRefused(f"has more than {metaschema.MAX_PARTS} objects and booleans")
+        if wrong := metaschema.wrong(text):
+            at = "/".join(map(str, wrong.at)) or "its root"
+            raise SchemaRefused(f"is not a JSON schema (2020-12), at {at}: {wrong.message[:200]}")
         self._num_steps = 0
         counted: Any = extend(  # type: ignore[no-untyped-call]
             Draft202012Validator,
@@ -107,8 +108,9 @@ class Schema:
                 raise SchemaRefused("takes too many steps even on tiny values") from None
 
 
-def _bounded(schema: Mapping[str, Any]) -> None:
-    """Level by level, since what is nested without end would exhaust whatever recurses into it."""
+def _bounded(schema: Mapping[str, Any]) -> str:
+    """The schema as JSON. Level by level, since what is nested without end would exhaust whatever recurses
+    into it."""
     level: list[Any] = [schema]
     for _ in range(MAX_SCHEMA_DEPTH):
         groups = [n.values() if isinstance(n, dict) else n for n in level if isinstance(n, dict | list)]
@@ -120,11 +122,12 @@ def _bounded(schema: Mapping[str, Any]) -> None:
     else:
         raise SchemaRefused(f"is nested deeper than {MAX_SCHEMA_DEPTH} levels")
     try:
-        num_bytes = len(json.dumps(schema, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace"))
+        text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError):
         raise SchemaRefused("is not JSON") from None
-    if num_bytes > MAX_SCHEMA_BYTES:
+    if len(text.encode("utf-8", "replace")) > MAX_SCHEMA_BYTES:
         raise SchemaRefused(f"is larger than {MAX_SCHEMA_BYTES} bytes")
+    return text
 
 
 def _walk(node: Any, path: tuple[str, ...]) -> None:

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
 from typing import Any
 
-import jsonschema
 import re2
 
+from .. import metaschema
 from ..api.routepolicy import Check, RoutePolicySpec, Rule, ServiceTarget, Streaming, Verifier
 from .conditions import Problem
 from .fitness import complaint
@@ -25,9 +24,6 @@ __all__ = ["Surroundings", "pattern_error", "policy_problems", "service_problem"
 
 _MAX_SCHEMA_BYTES = 64 * 1024
 _MAX_SCHEMA_DEPTH = 32
-_MAX_SCHEMA_PARTS = 2000
-"""Objects and booleans in a schema: the metaschema takes about a millisecond for each, and who writes
-policies must not be able to stop the operator's loop for more than a moment."""
 _MAX_PATTERN_MEMORY = 1 << 20
 
 
@@ -224,29 +220,21 @@ def _schema(schema: dict[str, object], at: str) -> Iterator[Problem]:
     if _deeper_than(_MAX_SCHEMA_DEPTH, schema):
         yield Problem("InvalidSchema", f"nested more than {_MAX_SCHEMA_DEPTH} levels deep", at)
         return
-    told = _schema_error(json.dumps(schema))
+    text = json.dumps(schema)
+    told = ""
+    if len(text) > _MAX_SCHEMA_BYTES:
+        told = f"larger than {_MAX_SCHEMA_BYTES} bytes"
+    elif metaschema.num_parts(text) > metaschema.MAX_PARTS:
+        told = f"more than {metaschema.MAX_PARTS} objects and booleans in it"
+    elif wrong := metaschema.wrong(text):
+        where = ".".join(map(str, wrong.at))
+        told = f"not a JSON schema (2020-12): {where + ': ' if where else ''}{wrong.message}"
     if told:
         yield Problem("InvalidSchema", told, at)
         return
     for ref in _references(schema):
         if not ref.startswith("#"):
             yield Problem("InvalidSchema", f"$ref {ref!r} points outside the schema; nothing is fetched", at)
-
-
-@lru_cache(maxsize=1024)
-def _schema_error(text: str) -> str:
-    """Why it is no schema that may be used; empty where it is one. Each schema is asked about again at every
-    edit around it."""
-    if len(text) > _MAX_SCHEMA_BYTES:
-        return f"larger than {_MAX_SCHEMA_BYTES} bytes"
-    if sum(map(text.count, ("{", "true", "false"))) > _MAX_SCHEMA_PARTS:  # what stands in strings counts too
-        return f"more than {_MAX_SCHEMA_PARTS} objects and booleans in it"
-    try:
-        jsonschema.Draft202012Validator.check_schema(json.loads(text))
-    except jsonschema.SchemaError as error:
-        where = ".".join(str(p) for p in error.path)
-        return f"not a JSON schema (2020-12): {where + ': ' if where else ''}{error.message}"
-    return ""
 
 
 def _deeper_than(depth: int, node: object) -> bool:

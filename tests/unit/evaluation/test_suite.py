@@ -124,6 +124,8 @@ BAD_SAMPLES = [
     ({"expect": {"mustMatch": ["x", "("]}}, "expect.mustMatch[1]", "is not an RE2 pattern"),
     ({"expect": {"mustNotMatch": ["(?<=x)y"]}}, "expect.mustNotMatch[0]", "is not an RE2 pattern"),
     ({"expect": {"jsonSchema": {"type": "objekt"}}}, "expect.jsonSchema", "is not a JSON schema"),
+    ({"expect": {"jsonSchema": {"properties": {str(i): True for i in range(2001)}}}},
+     "expect.jsonSchema", "more than 2000 objects and booleans"),
     ({"expect": {"jsonSchema": {"$ref": "https://x.example"}}}, "expect.jsonSchema", "nothing is fetched"),
     ({"expect": {"jsonSchema": {"$ref": "#/$defs/x"}}}, "expect.jsonSchema", "leads nowhere"),
     ({"expect": {"jsonSchema": {"$ref": "#"}}}, "expect.jsonSchema", "leads in a circle"),
