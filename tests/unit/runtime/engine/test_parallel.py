@@ -275,8 +275,8 @@ def test_a_rank_that_is_killed_ends_the_first(start: Start) -> None:
     assert _ended(process) == ranks.EXIT_LOST
 
 
-class _Stuck(VarlenRunner):
-    """From the third step on it waits for a rank that is gone, as NCCL would."""
+class _Bereft(VarlenRunner):
+    """After `num_left` steps another rank is gone."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -285,69 +285,78 @@ class _Stuck(VarlenRunner):
     def execute(self, chunks: Sequence[ScheduledChunk]) -> tuple[torch.Tensor, list[str]]:
         self.num_left -= 1
         if self.num_left < 0:
-            self.released.wait()
+            self.miss()
         return super().execute(chunks)
+
+    def miss(self) -> None:
+        raise NotImplementedError
+
+
+class _Stuck(_Bereft):
+    """It waits for the rank, as NCCL would."""
+
+    def miss(self) -> None:
+        self.released.wait()
+
+
+class _Lost(_Bereft):
+    """It is told, as by gloo."""
+
+    def miss(self) -> None:
+        raise RankLost("a rank has ended")
+
+
+@pytest.fixture
+def bereft(llama: Oracle, tokenizer: Any) -> Iterator[Callable[[type[_Bereft]], Engine]]:
+    """Starts an engine for one sequence that has two steps left."""
+    engines = []
+
+    def start(runner: type[_Bereft]) -> Engine:
+        config = EngineConfig(num_kv_blocks=64, block_size=4, max_num_seqs=1, num_threads=1)
+        engine = Engine(loaded(llama.model, tokenizer), config, runner)
+        engines.append(engine)
+        engine.start()
+        made: Any = engine._runner
+        made.num_left = 2
+        return engine
+
+    yield start
+    for engine in engines:
+        used: Any = engine._runner
+        used.released.set()
+        engine.stop()
 
 
 async def test_what_is_abandoned_ends_though_the_engine_waits_for_ever(
-    llama: Oracle, tokenizer: Any, request_of: Callable[..., Any]
+    bereft: Callable[[type[_Bereft]], Engine], request_of: Callable[..., Any]
 ) -> None:
-    config = EngineConfig(num_kv_blocks=64, block_size=4, max_num_seqs=1, num_threads=1)
-    engine = Engine(loaded(llama.model, tokenizer), config, _Stuck)
-    runner: Any = engine._runner
-    engine.start()
-    try:
-        runner.num_left = 2
-        running, waiting = (engine.submit(request_of(i, (1, 2, 3), 40)) for i in "ab")
-        begun = [await anext(running), await anext(running)]
-        assert [c.finish_reason for c in begun] == [None, None]
-        engine.abandon("the engine has lost a process")
-        assert not engine.healthy()
-        for stream in (running, waiting):
-            (last,) = [c async for c in stream]
-            assert (last.finish_reason, last.error) == (FinishReason.ERROR, "the engine has lost a process")
-        with pytest.raises(EngineStopped):
-            engine.submit(request_of("c", (1, 2, 3), 4))
-        assert engine.load().num_running == 1, "its thread is where it was"
-    finally:
-        runner.released.set()
-        engine.stop()
-
-
-class _Lost(VarlenRunner):
-    """From the third step on it finds that a rank is gone, as gloo does."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.num_left = 100
-
-    def execute(self, chunks: Sequence[ScheduledChunk]) -> tuple[torch.Tensor, list[str]]:
-        self.num_left -= 1
-        if self.num_left < 0:
-            raise RankLost("a rank has ended")
-        return super().execute(chunks)
+    engine = bereft(_Stuck)
+    running, waiting = (engine.submit(request_of(i, (1, 2, 3), 40)) for i in "ab")
+    begun = [await anext(running), await anext(running)]
+    assert [c.finish_reason for c in begun] == [None, None]
+    engine.abandon("the engine has lost a process")
+    assert not engine.healthy()
+    for stream in (running, waiting):
+        (last,) = [c async for c in stream]
+        assert (last.finish_reason, last.error) == (FinishReason.ERROR, "the engine has lost a process")
+    with pytest.raises(EngineStopped):
+        engine.submit(request_of("c", (1, 2, 3), 4))
+    assert engine.load().num_running == 1, "its thread is where it was"
 
 
 async def test_an_engine_that_finds_a_rank_gone_is_unhealthy_before_its_streams_end(
-    llama: Oracle, tokenizer: Any, request_of: Callable[..., Any]
+    bereft: Callable[[type[_Bereft]], Engine], request_of: Callable[..., Any]
 ) -> None:
     """Whoever sees the stream end and asks for readiness must not be told that all is well."""
-    config = EngineConfig(num_kv_blocks=64, block_size=4, max_num_seqs=1, num_threads=1)
-    engine = Engine(loaded(llama.model, tokenizer), config, _Lost)
-    runner: Any = engine._runner
-    engine.start()
-    try:
-        runner.num_left = 2
-        stream = engine.submit(request_of("a", (1, 2, 3), 40))
-        async for chunk in stream:
-            last, healthy = chunk, engine.healthy()
-        assert last.finish_reason is FinishReason.ERROR
-        assert last.error == "nothing can be computed any more: a rank has ended"
-        assert not healthy
-        with pytest.raises(EngineStopped):
-            engine.submit(request_of("b", (1, 2, 3), 4))
-    finally:
-        engine.stop()
+    engine = bereft(_Lost)
+    stream = engine.submit(request_of("a", (1, 2, 3), 40))
+    async for chunk in stream:
+        last, healthy = chunk, engine.healthy()
+    assert last.finish_reason is FinishReason.ERROR
+    assert last.error == "nothing can be computed any more: a rank has ended"
+    assert not healthy
+    with pytest.raises(EngineStopped):
+        engine.submit(request_of("b", (1, 2, 3), 4))
 
 
 def test_no_rank_outlives_the_first(start: Start) -> None:
